@@ -55,7 +55,7 @@ $(BUILD)/%.o: %.c
 define VARIANT
 $(BUILD)/ops-$1-$2/%.o: kernels/cpu/ops/%.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) $$(DTYPE_$1) $$(ISA_$2) '-DVARIANT(name)=name\#\#_$1_$2' -Wno-psabi -c $$< -o $$@
+	$$(CC) $$(CFLAGS) $$(DTYPE_$1) $$(ISA_$2) -DVARIANT=$1_$2 -Wno-psabi -c $$< -o $$@
 endef
 $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
 
