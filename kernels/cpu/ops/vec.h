@@ -6,6 +6,8 @@
 #ifndef KERNELS_CPU_OPS_VEC_H
 #define KERNELS_CPU_OPS_VEC_H
 
+#include "kernels/bf16.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -45,24 +47,6 @@ static inline vf vloadf(const float *p)
 static inline void vstoref(float *p, vf v)
 {
     memcpy(p, &v, sizeof v);
-}
-
-// bf16 is the upper half of an fp32; rounding is to nearest even, and a NaN stays a NaN.
-static inline float bf16_load(uint16_t h)
-{
-    uint32_t u = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-static inline uint16_t bf16_round(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, sizeof u);
-    uint32_t nan = 0x0040u | (u >> 16);
-    uint32_t even = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
-    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : even);
 }
 
 #ifdef USE_BF16
