@@ -439,6 +439,11 @@ size_t session_decode_limit(const struct session *s)
     return s->config.B * s->config.T;
 }
 
+size_t session_logits(const struct session *s)
+{
+    return s->model->logits;
+}
+
 static void to_fp32(float *out, const void *in, enum dtype dtype, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

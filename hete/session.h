@@ -83,6 +83,7 @@ void session_losses(struct session *s, const int32_t *tokens, const int32_t *tar
 // up to B*T of the session can be remembered. Training in between forgets them.
 void session_decode(struct session *s, int32_t token, size_t pos, float *logits);
 size_t session_decode_limit(const struct session *s);
+size_t session_logits(const struct session *s); // Vp
 
 // The first tensor that holds a NaN or an infinity, in program order of the last step: parameters,
 // outputs of units, gradients. False if there is none.
