@@ -1,0 +1,1048 @@
+// train_gpt.c - trains a GPT on token shards: flags -> model -> device -> session -> training loop.
+//
+// This file only puts the parts together. What is computed is in kernels/, where and when it runs
+// in hete/, what crosses the disk in data/. It builds a session and steps it; it calls no layer.
+#include "data/checkpoint.h"
+#include "data/evalset.h"
+#include "data/files.h"
+#include "data/log.h"
+#include "data/options.h"
+#include "data/shards.h"
+#include "data/tokenizer.h"
+#include "hete/generate.h"
+#include "hete/recipe.h"
+#include "hete/session.h"
+#include "kernels/bf16.h"
+#include "kernels/gpt.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define VERSION "0.1"
+
+// A run stops when this many updates in a row were skipped because the norm was not finite.
+#define MAX_BAD_STEPS 10
+
+struct run {
+    struct options o;
+    FILE *say; // for people: stdout, or stderr when stdout carries JSON
+    struct gpt gpt;
+    struct device *dev;
+    struct session *session;
+    struct tokenizer *tokenizer; // NULL: tokens are printed as numbers
+    struct loader *train, *val;  // val may be NULL
+    struct evalset *evalset;     // NULL: none
+    struct log log;
+    struct dir_lock lock;
+    struct state_file resumed; // fd -1: not a resumed run
+    size_t B, T, micro_batches;
+    uint64_t step, steps; // done, and of the whole run
+    uint64_t updates;     // done by Adam: skipped ones do not count
+    size_t bad_steps;     // in a row
+    struct outlier loss_window, norm_window;
+    double peak_flops;
+    int32_t *tokens, *targets; // of one step
+    float *losses;             // of one micro-batch
+};
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+// ---- signals ------------------------------------------------------------------------------------
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int sig)
+{
+    if (stop_signal) {
+        _exit(128 + sig); // the second one: at once
+    }
+    stop_signal = sig;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of write(), not a death
+    signal(SIGPIPE, SIG_IGN);
+}
+
+// ---- parameters, moments and files --------------------------------------------------------------
+
+// Streams all elements of a state in the order of the model file.
+struct stream {
+    struct run *run;
+    enum state state;
+    bool bf16;   // the file's elements
+    float *fp32; // CHECKPOINT_CHUNK bytes of bf16 as fp32
+};
+
+// Moves elements [first, first+n) of the file's order between the session and x.
+static void move(const struct stream *s, float *x, size_t first, size_t n, bool to_session)
+{
+    const struct gpt *gpt = &s->run->gpt;
+    size_t start = 0, end = first + n;
+    for (size_t i = 0; i < gpt_spans(gpt) && start < end; i++) {
+        struct gpt_span span = gpt_span(gpt, i);
+        size_t lo = first > start ? first : start, hi = start + span.tensor->elems;
+        hi = hi < end ? hi : end;
+        if (lo < hi) {
+            size_t at = span.tensor->offset + (lo - start);
+            if (to_session) {
+                session_write(s->run->session, s->state, span.unit, at, x + lo - first, hi - lo);
+            } else {
+                session_read(s->run->session, s->state, span.unit, at, x + lo - first, hi - lo);
+            }
+        }
+        start += span.tensor->elems;
+    }
+}
+
+static int give(void *ctx, void *buf, size_t first, size_t n, struct error *err)
+{
+    const struct stream *s = ctx;
+    (void)err;
+    move(s, s->bf16 ? s->fp32 : buf, first, n, false);
+    for (size_t i = 0; s->bf16 && i < n; i++) {
+        ((uint16_t *)buf)[i] = bf16_round(s->fp32[i]);
+    }
+    return STATUS_OK;
+}
+
+static int take(void *ctx, void *buf, size_t first, size_t n, struct error *err)
+{
+    const struct stream *s = ctx;
+    (void)err;
+    for (size_t i = 0; s->bf16 && i < n; i++) {
+        s->fp32[i] = bf16_load(((const uint16_t *)buf)[i]);
+    }
+    move(s, s->bf16 ? s->fp32 : buf, first, n, true);
+    return STATUS_OK;
+}
+
+static int open_stream(struct stream *s, struct run *run, enum state state, bool bf16,
+                       struct error *err)
+{
+    *s = (struct stream){.run = run, .state = state, .bf16 = bf16};
+    s->fp32 = bf16 ? malloc(2 * (size_t)CHECKPOINT_CHUNK) : NULL;
+    if (bf16 && !s->fp32) {
+        return error_set(err, STATUS_FAIL, "no memory to convert a model file");
+    }
+    return STATUS_OK;
+}
+
+static struct model_header header_of(const struct run *run)
+{
+    const struct gpt_config *c = &run->gpt.config;
+    return (struct model_header){
+        .version = run->o.dtype == CHOICE_BF16 ? MODEL_BF16 : MODEL_FP32,
+        .max_seq = (uint32_t)c->max_seq,
+        .vocab = (uint32_t)c->vocab,
+        .layers = (uint32_t)c->layers,
+        .heads = (uint32_t)c->heads,
+        .hidden = (uint32_t)c->hidden,
+        .padded_vocab = (uint32_t)gpt_padded_vocab(c),
+    };
+}
+
+static int load_model_file(struct run *run, struct error *err)
+{
+    struct model_header h;
+    struct stream s;
+    if (model_read_header(run->o.model, &h, err) ||
+        open_stream(&s, run, STATE_PARAMS, h.version == MODEL_BF16, err)) {
+        return err->status;
+    }
+    int status = model_read(run->o.model, &h, take, &s, err);
+    free(s.fp32);
+    return status;
+}
+
+static int init_parameters(struct run *run, struct error *err)
+{
+    size_t piece = CHECKPOINT_CHUNK / sizeof(float);
+    float *buf = malloc(CHECKPOINT_CHUNK);
+    if (!buf) {
+        return error_set(err, STATUS_FAIL, "no memory to initialise the model");
+    }
+    for (size_t u = 0; u < run->gpt.model.units; u++) {
+        size_t n = model_unit(&run->gpt.model, u)->params;
+        for (size_t i = 0; i < n; i += piece) {
+            size_t m = n - i < piece ? n - i : piece;
+            gpt_init(&run->gpt, (uint64_t)run->o.seed, u, i, buf, m);
+            session_write(run->session, STATE_PARAMS, u, i, buf, m);
+        }
+    }
+    free(buf);
+    return STATUS_OK;
+}
+
+static void put_numbers(const struct run *run, struct numbers *n)
+{
+    struct loader_state at = loader_tell(run->train);
+    numbers_clear(n);
+    numbers_put_u64(n, "step", run->step);
+    numbers_put_u64(n, "updates", run->updates);
+    numbers_put_u64(n, "epoch", at.epoch);
+    numbers_put_u64(n, "row", at.row);
+    numbers_put_u64(n, "data", loader_fingerprint(run->train));
+    numbers_put_f64(n, "loss_window", run->loss_window.value, OUTLIER_WINDOW);
+    numbers_put_f64(n, "loss_count", &run->loss_window.count, 1);
+    numbers_put_f64(n, "norm_window", run->norm_window.value, OUTLIER_WINDOW);
+    numbers_put_f64(n, "norm_count", &run->norm_window.count, 1);
+}
+
+static int save_checkpoint(struct run *run, struct error *err)
+{
+    static char options[OPTIONS_SAVED_MAX];
+    static struct numbers numbers;
+    struct model_header h = header_of(run);
+    struct stream params, m = {.run = run, .state = STATE_M}, v = {.run = run, .state = STATE_V};
+    struct stream master = {.run = run, .state = STATE_PARAMS};
+    const char *dir = run->o.out;
+    char path[PATH_MAX];
+    if (open_stream(&params, run, STATE_PARAMS, h.version == MODEL_BF16, err)) {
+        return err->status;
+    }
+    log_clear_bar(&run->log);
+    model_path(path, dir, run->step);
+    int status = model_write(path, &h, give, &params, err);
+    free(params.fp32);
+    if (status) {
+        return status;
+    }
+    put_numbers(run, &numbers);
+    size_t elems = model_elems(&h), length = options_save(&run->o, options, sizeof options);
+    struct state_part parts[] = {
+        {.name = "options", .dtype = SECTION_BYTES, .elems = length, .data = options},
+        {.name = "run", .dtype = SECTION_BYTES, .elems = numbers.bytes, .data = numbers.text},
+        {.name = "master", .dtype = SECTION_FP32, .elems = elems, .source = give, .ctx = &master},
+        {.name = "m", .dtype = SECTION_FP32, .elems = elems, .source = give, .ctx = &m},
+        {.name = "v", .dtype = SECTION_FP32, .elems = elems, .source = give, .ctx = &v},
+    };
+    h.version = MODEL_FP32;
+    state_path(path, dir, run->step);
+    if (state_write(path, run->step, &h, parts, sizeof parts / sizeof *parts, err) ||
+        checkpoint_done(dir, run->step, err)) {
+        return err->status;
+    }
+    return checkpoint_prune(dir, run->step, (uint64_t)run->o.keep, (uint64_t)run->o.major_every,
+                            err);
+}
+
+// Position in the data: where the state says, if the data is what it was.
+static int seek_data(struct run *run, const struct numbers *n, struct error *err)
+{
+    uint64_t fingerprint;
+    struct loader_state at;
+    if (numbers_get_u64(n, "epoch", &at.epoch, err) || numbers_get_u64(n, "row", &at.row, err) ||
+        numbers_get_u64(n, "data", &fingerprint, err)) {
+        return err->status;
+    }
+    if (fingerprint != loader_fingerprint(run->train) || at.row >= loader_rows(run->train)) {
+        fprintf(run->say,
+                "resume: --train %s is not the data that the checkpoint was trained on; "
+                "starting at its first row\n",
+                run->o.train);
+        at = (struct loader_state){0, 0};
+    }
+    return loader_seek(run->train, at, err);
+}
+
+static int load_state(struct run *run, struct error *err)
+{
+    static struct numbers n;
+    struct state_file *f = &run->resumed;
+    struct model_header h = header_of(run);
+    size_t elems = model_elems(&h);
+    struct stream p = {.run = run, .state = STATE_PARAMS}, m = {.run = run, .state = STATE_M};
+    struct stream v = {.run = run, .state = STATE_V};
+    if (state_read_numbers(f, "run", &n, err) || numbers_get_u64(&n, "step", &run->step, err) ||
+        numbers_get_u64(&n, "updates", &run->updates, err) ||
+        numbers_get_f64(&n, "loss_window", run->loss_window.value, OUTLIER_WINDOW, err) ||
+        numbers_get_f64(&n, "loss_count", &run->loss_window.count, 1, err) ||
+        numbers_get_f64(&n, "norm_window", run->norm_window.value, OUTLIER_WINDOW, err) ||
+        numbers_get_f64(&n, "norm_count", &run->norm_window.count, 1, err) ||
+        seek_data(run, &n, err) || state_read(f, "master", SECTION_FP32, elems, take, &p, err) ||
+        state_read(f, "m", SECTION_FP32, elems, take, &m, err) ||
+        state_read(f, "v", SECTION_FP32, elems, take, &v, err)) {
+        return err->status;
+    }
+    state_close(f);
+    return STATUS_OK;
+}
+
+// ---- start: options -> model -> data -> device -> session ---------------------------------------
+
+static void say_refused(void *ctx, const char *path, const char *reason)
+{
+    struct run *run = ctx;
+    fprintf(run->say, "resume: %s is refused (%s); trying the one before it\n", path, reason);
+}
+
+static void say_differs(void *ctx, const char *name, const char *saved, const char *given)
+{
+    struct run *run = ctx;
+    fprintf(run->say, "resume: --%s is %s now, was %s\n", name, given, saved);
+}
+
+// Finds the newest good state in --out, and takes from it the options that were not given.
+static int begin_resume(struct run *run, struct error *err)
+{
+    static char text[OPTIONS_SAVED_MAX];
+    size_t length;
+    if (!run->o.out[0]) {
+        return error_set(err, STATUS_USAGE, "--resume needs --out DIR, where the checkpoints are");
+    }
+    if (state_open_newest(&run->resumed, run->o.out, say_refused, run, err) ||
+        state_read_bytes(&run->resumed, "options", text, sizeof text, &length, err) ||
+        options_merge(&run->o, text, length, say_differs, run, err)) {
+        return err->status;
+    }
+    fprintf(run->say, "resume: %s, step %llu\n", run->resumed.path,
+            (unsigned long long)run->resumed.step);
+    return STATUS_OK;
+}
+
+static void set_shape(struct gpt_config *c, const struct model_header *h)
+{
+    c->max_seq = h->max_seq;
+    c->vocab = h->vocab;
+    c->layers = h->layers;
+    c->heads = h->heads;
+    c->hidden = h->hidden;
+}
+
+static bool is_file(const char *path)
+{
+    return strchr(path, '/') || strchr(path, '.') || access(path, F_OK) == 0;
+}
+
+// An option given for a shape that a file has already settled must say the same.
+static int hold_shape(const struct run *run, const char *name, int64_t value, size_t settled,
+                      const char *where, struct error *err)
+{
+    if (options_given(&run->o, name) && value != OPTION_AUTO && (size_t)value != settled) {
+        return error_set(err, STATUS_USAGE,
+                         "--%s %lld: %s has %zu, and a trained model cannot change its shape", name,
+                         (long long)value, where, settled);
+    }
+    return STATUS_OK;
+}
+
+static int shape_from_file(struct run *run, struct gpt_config *c, const struct model_header *h,
+                           const char *where, struct error *err)
+{
+    const struct options *o = &run->o;
+    set_shape(c, h);
+    if (hold_shape(run, "layers", o->layers, c->layers, where, err) ||
+        hold_shape(run, "hidden", o->hidden, c->hidden, where, err) ||
+        hold_shape(run, "heads", o->heads, c->heads, where, err) ||
+        hold_shape(run, "vocab", o->vocab, c->vocab, where, err) ||
+        hold_shape(run, "max-seq", o->max_seq, c->max_seq, where, err)) {
+        return err->status;
+    }
+    return STATUS_OK;
+}
+
+// A --model that is given on resume must have the shape that is resumed.
+static int check_resumed_model(struct run *run, const struct gpt_config *c, struct error *err)
+{
+    struct gpt_config other = *c;
+    struct model_header h;
+    if (!options_given(&run->o, "model")) {
+        return STATUS_OK;
+    }
+    if (is_file(run->o.model)) {
+        if (model_read_header(run->o.model, &h, err)) {
+            return err->status;
+        }
+        set_shape(&other, &h);
+    } else if (gpt_parse(&other, run->o.model, err)) {
+        return err->status;
+    }
+    if ((other.layers != c->layers && !options_given(&run->o, "layers")) ||
+        (other.hidden != c->hidden && !options_given(&run->o, "hidden")) ||
+        (other.heads != c->heads && !options_given(&run->o, "heads"))) {
+        return error_set(err, STATUS_USAGE,
+                         "--model %s has %zu layers, %zu channels, %zu heads; the checkpoint %s "
+                         "has %zu, %zu, %zu, and a resumed model cannot change its shape",
+                         run->o.model, other.layers, other.hidden, other.heads, run->resumed.path,
+                         c->layers, c->hidden, c->heads);
+    }
+    return STATUS_OK;
+}
+
+static int shape_from_options(struct run *run, struct gpt_config *c, struct error *err)
+{
+    const struct options *o = &run->o;
+    if (gpt_parse(c, o->model, err)) {
+        return err->status;
+    }
+    c->layers = o->layers == OPTION_AUTO ? c->layers : (size_t)o->layers;
+    c->hidden = o->hidden == OPTION_AUTO ? c->hidden : (size_t)o->hidden;
+    c->heads = o->heads == OPTION_AUTO ? c->heads : (size_t)o->heads;
+    c->vocab = o->vocab != OPTION_AUTO ? (size_t)o->vocab
+               : run->tokenizer        ? tokenizer_vocab(run->tokenizer)
+                                       : GPT2_VOCAB;
+    if (o->max_seq != OPTION_AUTO) {
+        c->max_seq = (size_t)o->max_seq;
+    } else if (o->seq > (int64_t)c->max_seq) {
+        c->max_seq = (size_t)o->seq; // a longer --seq is a model with more positions
+    }
+    return STATUS_OK;
+}
+
+// Settles the model's shape and writes it back into the options, where a checkpoint saves it.
+static int choose_model(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    struct gpt_config c = {.head_rows = (size_t)o->head_rows};
+    struct model_header h;
+    if (run->resumed.fd >= 0) {
+        if (shape_from_file(run, &c, &run->resumed.shape, run->resumed.path, err) ||
+            check_resumed_model(run, &c, err)) {
+            return err->status;
+        }
+    } else if (is_file(o->model)) {
+        if (model_read_header(o->model, &h, err) || shape_from_file(run, &c, &h, o->model, err)) {
+            return err->status;
+        }
+        o->dtype = options_given(o, "dtype") ? o->dtype
+                   : h.version == MODEL_BF16 ? CHOICE_BF16
+                                             : CHOICE_FP32;
+    } else if (shape_from_options(run, &c, err)) {
+        return err->status;
+    }
+    if (gpt_check(&c, err)) {
+        return err->status;
+    }
+    o->layers = (int64_t)c.layers;
+    o->hidden = (int64_t)c.hidden;
+    o->heads = (int64_t)c.heads;
+    o->vocab = (int64_t)c.vocab;
+    o->max_seq = (int64_t)c.max_seq;
+    gpt_open(&run->gpt, &c);
+    h = header_of(run);
+    return model_check(&h, "the model", err);
+}
+
+// Rows of a micro-batch, tokens of a row, micro-batches of a step.
+static int choose_batch(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    if (o->seq == OPTION_AUTO) {
+        o->seq = o->max_seq < 1024 ? o->max_seq : 1024;
+    }
+    if (o->seq > o->max_seq) {
+        return error_set(err, STATUS_USAGE,
+                         "--seq %lld: the model has positions for %lld tokens; --seq at most "
+                         "that, or a model with a larger --max-seq",
+                         (long long)o->seq, (long long)o->max_seq);
+    }
+    int64_t micro = o->micro_batch * o->seq;
+    if (o->total_batch == OPTION_AUTO) {
+        o->total_batch = micro;
+    }
+    if (o->total_batch % micro != 0) {
+        return error_set(err, STATUS_USAGE,
+                         "--total-batch %lld is not a multiple of --micro-batch %lld x --seq %lld "
+                         "= %lld tokens",
+                         (long long)o->total_batch, (long long)o->micro_batch, (long long)o->seq,
+                         (long long)micro);
+    }
+    run->B = (size_t)o->micro_batch;
+    run->T = (size_t)o->seq;
+    run->micro_batches = (size_t)(o->total_batch / micro);
+    return STATUS_OK;
+}
+
+// The validation data that belongs to --train: its pattern with "val" for "train", where such
+// files are.
+static void guess_val(struct run *run)
+{
+    struct options *o = &run->o;
+    char *at = strstr(o->train, "_train");
+    if (!options_given(o, "train") || options_given(o, "val") || run->resumed.fd >= 0) {
+        return;
+    }
+    o->val[0] = 0;
+    if (at && strlen(o->train) < sizeof o->val) {
+        snprintf(o->val, sizeof o->val, "%.*s_val%s", (int)(at - o->train), o->train,
+                 at + strlen("_train"));
+    }
+}
+
+static int open_data(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    uint32_t vocab = (uint32_t)run->gpt.config.vocab;
+    bool guessed = options_given(o, "train") && !options_given(o, "val");
+    if (loader_open(&run->train, o->train, run->T, vocab, (uint64_t)o->seed, !o->overfit_batch,
+                    err)) {
+        return err->status;
+    }
+    if (o->val_every > 0 && o->val[0] &&
+        loader_open(&run->val, o->val, run->T, vocab, 0, false, err)) {
+        if (!guessed) {
+            return err->status;
+        }
+        run->val = NULL;
+        o->val[0] = 0;
+    }
+    if (o->val_every > 0 && !run->val) {
+        fprintf(run->say, "no validation: --val names no shards%s\n",
+                guessed ? " and none lie beside --train" : "");
+    }
+    if (o->eval[0] && evalset_open(&run->evalset, o->eval, run->T, vocab, err)) {
+        return err->status;
+    }
+    uint64_t rows = run->B * run->micro_batches;
+    if (o->steps == OPTION_AUTO) {
+        o->steps = (int64_t)(loader_rows(run->train) / rows);
+        if (o->steps == 0) {
+            return error_set(err, STATUS_FAIL,
+                             "%s holds %llu rows of %zu tokens, less than one step of %llu: give "
+                             "--steps, or a smaller --total-batch",
+                             o->train, (unsigned long long)loader_rows(run->train), run->T,
+                             (unsigned long long)rows);
+        }
+    }
+    run->steps = (uint64_t)o->steps;
+    return STATUS_OK;
+}
+
+static int open_device(struct run *run, struct error *err)
+{
+    struct device_config config = {
+        .kind = options_choice(&run->o, "device"),
+        .dtype = run->o.dtype == CHOICE_BF16 ? DTYPE_BF16 : DTYPE_FP32,
+        .threads = (int)run->o.threads,
+        .head_size = gpt_head_size(&run->gpt.config),
+        .max_seq = run->gpt.config.max_seq,
+        .padded_vocab = gpt_padded_vocab(&run->gpt.config),
+    };
+    if (device_open(&run->dev, &config, err)) {
+        return err->status;
+    }
+    fprintf(run->say, "device: %s, %s\n", run->dev->summary, options_choice(&run->o, "dtype"));
+    if (run->dev->warning[0]) {
+        fprintf(stderr, "warning: %s\n", run->dev->warning);
+    }
+    return STATUS_OK;
+}
+
+static int open_session(struct run *run, const struct session_config *config, struct error *err)
+{
+    size_t tokens = config->B * config->T * config->micro_batches;
+    run->tokens = malloc(tokens * sizeof *run->tokens);
+    run->targets = malloc(tokens * sizeof *run->targets);
+    run->losses = malloc(config->B * config->T * sizeof *run->losses);
+    if (!run->tokens || !run->targets || !run->losses) {
+        return error_set(err, STATUS_FAIL, "no memory for a batch of %zu tokens", tokens);
+    }
+    return session_open(&run->session, run->dev, &run->gpt.model, config, err);
+}
+
+static void print_model(const struct run *run)
+{
+    const struct gpt_config *c = &run->gpt.config;
+    fprintf(run->say,
+            "model: %zu layers, %zu channels, %zu heads, vocabulary %zu (padded %zu), "
+            "%zu positions: %zu parameters\n",
+            c->layers, c->hidden, c->heads, c->vocab, gpt_padded_vocab(c), c->max_seq,
+            gpt_params(c));
+}
+
+static void print_run(const struct run *run)
+{
+    fprintf(run->say, "data: %llu rows of %zu tokens in %zu shards; validation: %llu rows\n",
+            (unsigned long long)loader_rows(run->train), run->T, loader_shards(run->train),
+            run->val ? (unsigned long long)loader_rows(run->val) : 0ull);
+    fprintf(run->say, "step: %zu x %zu rows of %zu = %lld tokens; %llu steps\n", run->micro_batches,
+            run->B, run->T, (long long)run->o.total_batch, (unsigned long long)run->steps);
+    session_print_memory(run->session, run->say);
+}
+
+// The directory is locked, writable and large enough before the first step, not at the first
+// checkpoint.
+static int open_out(struct run *run, struct error *err)
+{
+    const char *dir = run->o.out;
+    struct model_header h = header_of(run);
+    if (!dir[0]) {
+        if (run->o.checkpoint_every > 0) {
+            return error_set(err, STATUS_USAGE, "--checkpoint-every needs --out DIR");
+        }
+        return STATUS_OK;
+    }
+    if (dir_make(dir, err) || dir_writable(dir, err) || dir_lock(&run->lock, dir, err)) {
+        return err->status;
+    }
+    if (run->o.checkpoint_every > 0 && checkpoint_room(dir, &h, (uint64_t)run->o.keep, err)) {
+        return err->status;
+    }
+    return STATUS_OK;
+}
+
+// Old checkpoints of another run would be resumed later in place of this one's.
+static int drop_old(struct run *run, struct error *err)
+{
+    size_t removed = 0;
+    if (!run->o.out[0] || checkpoint_drop(run->o.out, run->step + (run->step > 0), &removed, err)) {
+        return run->o.out[0] ? err->status : STATUS_OK;
+    }
+    if (removed) {
+        fprintf(run->say, "%s: removed %zu checkpoints of a run before this one\n", run->o.out,
+                removed);
+    }
+    return STATUS_OK;
+}
+
+static int open_log(struct run *run, struct error *err)
+{
+    struct log_config config = {
+        .dir = run->o.out[0] ? run->o.out : NULL,
+        .next = run->step,
+        .steps = run->steps,
+        .bar = isatty(fileno(run->say)),
+        .json = run->o.log_json,
+        .out = run->say,
+        .dtype = run->o.dtype == CHOICE_BF16 ? "bf16" : "",
+    };
+    return log_open(&run->log, &config, err);
+}
+
+// ---- generating text ----------------------------------------------------------------------------
+
+static bool print_token(void *ctx, int32_t token)
+{
+    const struct run *run = ctx;
+    size_t len;
+    const unsigned char *text =
+        run->tokenizer ? tokenizer_decode(run->tokenizer, (uint32_t)token, &len) : NULL;
+    if (run->tokenizer && (uint32_t)token == tokenizer_eot(run->tokenizer)) {
+        return false;
+    }
+    if (text) {
+        fwrite(text, 1, len, run->say);
+    } else {
+        fprintf(run->say, "%d ", token);
+    }
+    fflush(run->say);
+    return !stop_signal;
+}
+
+// The prompt as tokens; end-of-text where there is none, or before one where nothing else is.
+static int encode_prompt(struct run *run, struct tokens *out, struct error *err)
+{
+    uint32_t eot = run->tokenizer ? tokenizer_eot(run->tokenizer) : GPT2_EOT;
+    struct encoder *encoder = NULL;
+    const char *prompt = run->o.prompt;
+    if (prompt[0] && !run->tokenizer) {
+        return error_set(err, STATUS_USAGE,
+                         "--prompt needs the tokenizer .bin beside the shards of --train %s, and "
+                         "none is there",
+                         run->o.train);
+    }
+    if (prompt[0]) {
+        int status = encoder_open(&encoder, run->tokenizer, err);
+        if (status == STATUS_OK) {
+            status = encode(encoder, prompt, strlen(prompt), true, out, err);
+            encoder_close(encoder);
+        }
+        if (status) {
+            return status;
+        }
+    }
+    if (out->n == 0) {
+        out->ids = malloc(sizeof *out->ids);
+        if (!out->ids) {
+            return error_set(err, STATUS_FAIL, "no memory for the prompt");
+        }
+        out->ids[out->n++] = eot < run->gpt.config.vocab ? eot : 0;
+    }
+    for (size_t i = 0; i < out->n; i++) {
+        if (out->ids[i] >= run->gpt.config.vocab) {
+            return error_set(err, STATUS_FAIL,
+                             "--prompt: token %u, but the model's vocabulary has %zu: this "
+                             "tokenizer is not the model's",
+                             out->ids[i], run->gpt.config.vocab);
+        }
+    }
+    return STATUS_OK;
+}
+
+static int sample(struct run *run, uint64_t seed, struct error *err)
+{
+    struct tokens prompt = {0};
+    struct generate_config config = {
+        .vocab = run->gpt.config.vocab,
+        .max_seq = run->gpt.config.max_seq,
+        .eot = run->tokenizer ? (int32_t)tokenizer_eot(run->tokenizer) : GPT2_EOT,
+        .tokens = (size_t)run->o.sample_tokens,
+        .temperature = run->o.temperature,
+        .top_k = (size_t)run->o.top_k,
+        .seed = seed,
+    };
+    int status = encode_prompt(run, &prompt, err);
+    if (status == STATUS_OK) {
+        fputs(run->o.prompt, run->say);
+        status = generate(run->session, &config, (const int32_t *)prompt.ids, prompt.n, print_token,
+                          run, err);
+        fputc('\n', run->say);
+    }
+    free(prompt.ids);
+    return status;
+}
+
+static int run_generate(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    if (!is_file(o->model)) {
+        return error_set(err, STATUS_USAGE,
+                         "--generate needs a trained --model FILE (model_*.bin), not %s", o->model);
+    }
+    if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
+        open_device(run, err)) {
+        return err->status;
+    }
+    print_model(run);
+    struct session_config config = {.B = 1, .T = run->gpt.config.max_seq, .micro_batches = 1};
+    if (open_session(run, &config, err) || load_model_file(run, err)) {
+        return err->status;
+    }
+    run->say = stdout;
+    return sample(run, (uint64_t)o->seed, err);
+}
+
+// ---- validation ---------------------------------------------------------------------------------
+
+// Sum and number of the losses of `rows` rows that lie in tokens and targets; the rest of the
+// micro-batch is filled up and ignored.
+static double loss_of_rows(struct run *run, size_t rows)
+{
+    for (size_t i = rows * run->T; i < run->B * run->T; i++) {
+        run->tokens[i] = 0;
+        run->targets[i] = -1;
+    }
+    session_losses(run->session, run->tokens, run->targets, run->losses);
+    double sum = 0;
+    for (size_t i = 0; i < rows * run->T; i++) {
+        sum += run->losses[i];
+    }
+    return sum;
+}
+
+static int validate(struct run *run, struct error *err)
+{
+    uint64_t rows = (uint64_t)run->o.val_batches * run->B;
+    rows = rows < loader_rows(run->val) ? rows : loader_rows(run->val);
+    double sum = 0;
+    loader_rewind(run->val);
+    for (uint64_t r = 0; r < rows; r += run->B) {
+        size_t n = rows - r < run->B ? (size_t)(rows - r) : run->B;
+        for (size_t i = 0; i < n; i++) {
+            if (loader_next(run->val, run->tokens + i * run->T, run->targets + i * run->T, err)) {
+                return err->status;
+            }
+        }
+        sum += loss_of_rows(run, n);
+    }
+    return log_val(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
+                   sum / (double)(rows * run->T), err);
+}
+
+// Multiple choice: the completion with the lowest mean loss over its own tokens.
+static int evaluate(struct run *run, struct error *err)
+{
+    size_t examples = evalset_examples(run->evalset), right = 0;
+    for (size_t e = 0; e < examples; e++) {
+        size_t best = 0, label = 0;
+        double best_loss = INFINITY;
+        for (size_t c = 0; c < EVALSET_COMPLETIONS; c++) {
+            if (evalset_row(run->evalset, e, c, run->tokens, run->targets, &label, err)) {
+                return err->status;
+            }
+            double loss = loss_of_rows(run, 1);
+            size_t n = 0;
+            for (size_t i = 0; i < run->T; i++) {
+                n += run->targets[i] >= 0;
+            }
+            if (loss / (double)n < best_loss) {
+                best_loss = loss / (double)n;
+                best = c;
+            }
+        }
+        right += best == label;
+    }
+    return log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
+                    (double)right / (double)examples, err);
+}
+
+// ---- training -----------------------------------------------------------------------------------
+
+// Asked between backward and update. The windows see every step, also those that are skipped.
+static bool accept_update(void *ctx, double loss, double norm)
+{
+    struct run *run = ctx;
+    double loss_z = outlier_add(&run->loss_window, loss);
+    double norm_z = outlier_add(&run->norm_window, norm);
+    bool skip = (run->o.skip_loss_z > 0 && loss_z > run->o.skip_loss_z) ||
+                (run->o.skip_norm_z > 0 && norm_z > run->o.skip_norm_z);
+    if (skip) {
+        log_clear_bar(&run->log);
+        fprintf(run->say, "step %llu skipped: z-score of loss %.2f, of norm %.2f\n",
+                (unsigned long long)run->step + 1, loss_z, norm_z);
+    }
+    return !skip;
+}
+
+static int next_batch(struct run *run, struct error *err)
+{
+    if (run->o.overfit_batch) {
+        loader_rewind(run->train);
+    }
+    for (size_t i = 0; i < run->B * run->micro_batches; i++) {
+        if (loader_next(run->train, run->tokens + i * run->T, run->targets + i * run->T, err)) {
+            return err->status;
+        }
+    }
+    return STATUS_OK;
+}
+
+// A loss or norm that is not finite: which step, and the first tensor that holds such a value. The
+// guard has kept the parameters as they were, so one bad step is survived; a run of them is not.
+static int report_nonfinite(struct run *run, const struct session_result *r, struct error *err)
+{
+    char where[256];
+    if (!session_find_nonfinite(run->session, where, sizeof where)) {
+        snprintf(where, sizeof where, "none (the sum overflows)");
+    }
+    log_clear_bar(&run->log);
+    fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
+            (unsigned long long)run->step + 1, r->loss, r->norm, where,
+            r->updated ? "" : "; no update was made");
+    if (r->updated || ++run->bad_steps >= MAX_BAD_STEPS || strncmp(where, "parameter", 9) == 0) {
+        return error_set(err, STATUS_FAIL,
+                         "step %llu: not finite: %s; go on from the last checkpoint with a lower "
+                         "--lr or --clip",
+                         (unsigned long long)run->step + 1, where);
+    }
+    return STATUS_OK;
+}
+
+static int train_step(struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    struct lr_schedule schedule = {.shape = (enum lr_shape)o->schedule,
+                                   .lr = o->lr,
+                                   .final = o->lr_final,
+                                   .warmup = (uint64_t)o->warmup,
+                                   .steps = run->steps};
+    struct session_update update = {
+        .lr = lr_at(&schedule, run->step),
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .clip = o->clip,
+        .guard = !o->no_guard,
+        .step = run->updates,
+        .accept = accept_update,
+        .ctx = run,
+    };
+    struct session_result r;
+    double start = now_ms();
+    if (next_batch(run, err)) {
+        return err->status;
+    }
+    session_step(run->session, run->tokens, run->targets, &update, &r);
+    double ms = now_ms() - start, tokens = (double)o->total_batch;
+    run->updates += r.updated;
+    if (isfinite(r.loss) && isfinite(r.norm)) {
+        run->bad_steps = 0;
+    } else if (report_nonfinite(run, &r, err)) {
+        return err->status;
+    }
+    struct log_step line = {
+        .step = run->step,
+        .tokens = (run->step + 1) * (uint64_t)o->total_batch,
+        .loss = r.loss,
+        .norm = r.norm,
+        .lr = update.lr,
+        .ms = ms,
+        .mfu =
+            gpt_flops_per_token(&run->gpt.config, run->T) * tokens / (ms * 1e-3) / run->peak_flops,
+        .tokens_per_s = tokens / (ms * 1e-3),
+        .skipped = !r.updated,
+    };
+    run->step++;
+    return log_train(&run->log, &line, err);
+}
+
+static bool due(const struct run *run, int64_t every)
+{
+    return every > 0 && (run->step % (uint64_t)every == 0 || run->step == run->steps);
+}
+
+static int between_steps(struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    if (run->val && due(run, o->val_every) && validate(run, err)) {
+        return err->status;
+    }
+    if (run->evalset && due(run, o->val_every) && evaluate(run, err)) {
+        return err->status;
+    }
+    if (o->sample_tokens > 0 && run->step > 0 && due(run, o->sample_every)) {
+        log_clear_bar(&run->log);
+        fputs("generating:\n---\n", run->say);
+        if (sample(run, (uint64_t)o->seed + run->step, err)) {
+            return err->status;
+        }
+        fputs("---\n", run->say);
+    }
+    return STATUS_OK;
+}
+
+static void say_how_to_go_on(const struct run *run)
+{
+    fprintf(run->say, "stopped by a signal after step %llu; %s%s\n", (unsigned long long)run->step,
+            run->o.out[0] ? "the same command with --resume goes on, --out "
+                          : "nothing is saved without --out",
+            run->o.out);
+}
+
+static int train(struct run *run, struct error *err)
+{
+    uint64_t saved = run->step;
+    for (;;) {
+        if (between_steps(run, err)) {
+            return err->status;
+        }
+        bool stop = run->step >= run->steps || stop_signal;
+        bool save = run->o.out[0] && run->step > saved &&
+                    (due(run, run->o.checkpoint_every) || stop_signal);
+        if (save && save_checkpoint(run, err)) {
+            return err->status;
+        }
+        saved = save ? run->step : saved;
+        if (stop) {
+            break;
+        }
+        if (train_step(run, err)) {
+            return err->status;
+        }
+    }
+    if (stop_signal) {
+        log_clear_bar(&run->log);
+        say_how_to_go_on(run);
+    }
+    return STATUS_OK;
+}
+
+static int run_training(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    if (o->resume && begin_resume(run, err)) {
+        return err->status;
+    }
+    guess_val(run);
+    if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
+        choose_batch(run, err) || open_data(run, err) || open_out(run, err) ||
+        open_device(run, err)) {
+        return err->status;
+    }
+    print_model(run);
+    struct session_config config = {
+        .B = run->B, .T = run->T, .micro_batches = run->micro_batches, .train = true};
+    if (open_session(run, &config, err)) {
+        return err->status;
+    }
+    print_run(run);
+    int status = run->resumed.fd >= 0 ? load_state(run, err)
+                 : is_file(o->model)  ? load_model_file(run, err)
+                                      : init_parameters(run, err);
+    if (status || drop_old(run, err) || open_log(run, err)) {
+        return err->status;
+    }
+    run->peak_flops = device_sgemm_rate(run->dev, 1024);
+    fprintf(run->say, "matrix products: %.1f GFLOP/s (MFU is held against this)\n",
+            run->peak_flops / 1e9);
+    status = train(run, err);
+    struct error closing;
+    int closed = log_close(&run->log, &closing);
+    if (status == STATUS_OK && closed) {
+        *err = closing;
+        status = closed;
+    }
+    return status;
+}
+
+static void close_run(struct run *run)
+{
+    session_close(run->session);
+    if (run->dev) {
+        device_close(run->dev);
+    }
+    if (run->train) {
+        loader_close(run->train);
+    }
+    if (run->val) {
+        loader_close(run->val);
+    }
+    if (run->evalset) {
+        evalset_close(run->evalset);
+    }
+    if (run->tokenizer) {
+        tokenizer_free(run->tokenizer);
+    }
+    if (run->resumed.fd >= 0) {
+        state_close(&run->resumed);
+    }
+    dir_unlock(&run->lock);
+    free(run->tokens);
+    free(run->targets);
+    free(run->losses);
+}
+
+int main(int argc, char **argv)
+{
+    static struct run run = {.lock.fd = -1, .resumed.fd = -1};
+    struct error err = {0};
+    if (options_parse(&run.o, argc, argv, &err)) {
+        fprintf(stderr, "train_gpt: %s\n", err.text);
+        return err.status;
+    }
+    if (run.o.help) {
+        options_help(stdout);
+        return STATUS_OK;
+    }
+    if (run.o.version) {
+        puts("train_gpt " VERSION);
+        return STATUS_OK;
+    }
+    run.say = run.o.log_json || run.o.generate ? stderr : stdout;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (int i = 0; i < run.o.note_count; i++) {
+        fprintf(run.say, "note: %s\n", run.o.notes[i]);
+    }
+    catch_signals();
+    int status = run.o.generate ? run_generate(&run, &err) : run_training(&run, &err);
+    if (status) {
+        fprintf(stderr, "train_gpt: %s\n", err.text);
+    }
+    close_run(&run);
+    return status ? status : stop_signal ? 128 + stop_signal : STATUS_OK;
+}
