@@ -45,6 +45,9 @@ struct atomic_file {
 
 int atomic_open(struct atomic_file *f, const char *path, struct error *err);
 int atomic_write(struct atomic_file *f, const void *data, size_t bytes, struct error *err);
+// Over bytes that are written already.
+int atomic_rewrite(struct atomic_file *f, uint64_t offset, const void *data, size_t bytes,
+                   struct error *err);
 int atomic_commit(struct atomic_file *f, struct error *err);
 void atomic_abort(struct atomic_file *f); // does nothing after a commit or a failure
 

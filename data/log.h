@@ -59,13 +59,18 @@ struct log {
     struct log_config config;
     int main_fd, metrics_fd; // -1: no files
     struct curve train, val;
-    double last_val;       // NaN: none yet
-    double ms_mean;        // smoothed, for the time left
-    uint64_t bar_shown_ns; // when the bar was last drawn; 0: it is not on the screen
+    double last_val; // NaN: none yet
+    // When the first step of this run was done (0: not yet), and how long one takes since then,
+    // validation and all included (0: not known).
+    uint64_t first_step, first_ns;
+    double s_per_step;
+    bool bar_shown;  // it is on the screen
+    uint64_t bar_ns; // when it was last drawn
     char svg_path[PATH_MAX];
 };
 
-// Opens or begins the files. With next = 0 they begin empty.
+// Opens or begins the files. With next = 0 they begin empty. What `config` points to must outlive
+// the log.
 int log_open(struct log *log, const struct log_config *config, struct error *err);
 
 int log_train(struct log *log, const struct log_step *s, struct error *err);

@@ -14,6 +14,9 @@
 // AUTOMATIC. Where the default depends on something else (the model, the data), the field holds
 // OPTION_AUTO until train_gpt.c decides; -1 on the command line says the same, as in llm.c (-x -1).
 //
+// RESUME. `--resume` where there is nothing to resume is an error. llm.c's run scripts give `-y 1`
+// from the first run on, so that spelling sets begin_if_none too.
+//
 // llm.c's flags that have no meaning here (-f -ge -lg -r -w -z -p?) are accepted with their value;
 // each leaves one line in `notes` for the user.
 //
@@ -71,6 +74,7 @@ struct options {
     int64_t checkpoint_every;  // steps; 0: never
     int64_t keep, major_every; // 0: keep all; steps, 0: none
     bool resume;
+    bool begin_if_none; // resume was asked for by -y: as in llm.c, no checkpoint means a new run
     bool log_json;
     // machine
     int device;      // enum device_choice
@@ -98,7 +102,7 @@ bool options_given(const struct options *o, const char *name);
 void options_help(FILE *out);
 
 // Name of a choice option's present value ("cosine", "bf16").
-const char *options_choice(const struct options *o, const char *name);
+void options_choice(const struct options *o, const char *name, char text[32]);
 
 // ---- in a training state ----
 //
@@ -116,12 +120,13 @@ int options_merge(struct options *o, const char *text, size_t length, options_di
 
 // ---- the table, for tests ----
 enum option_type {
-    OPTION_SWITCH,
-    OPTION_INT,
-    OPTION_REAL,
-    OPTION_TEXT,
-    OPTION_CHOICE,
-    OPTION_LLMC
+    OPTION_SWITCH,    // bool
+    OPTION_INT,       // int64_t
+    OPTION_REAL,      // double
+    OPTION_TEXT,      // char[OPTION_TEXT_MAX]
+    OPTION_CHOICE,    // int, index into "one|two|three"
+    OPTION_HELLASWAG, // llm.c's -h: 0 or 1
+    OPTION_LLMC,      // a flag of llm.c that is ignored
 };
 
 struct option_row {
@@ -129,8 +134,8 @@ struct option_row {
     const char *short_name; // without the dash, or NULL
     enum option_type type;
     const char *value;   // what the help calls it; for OPTION_CHOICE "one|two|three"
-    const char *initial; // default as text
-    double min, max;     // of INT and REAL, both included
+    const char *initial; // default as text; of automatic ones, in words
+    double min, max;     // of the value (TEXT: of its length), both included
     size_t offset;       // into struct options
     bool automatic;      // OPTION_AUTO is allowed
     bool saved;          // part of a training state

@@ -18,8 +18,7 @@ struct curve {
     uint64_t width; // points in a full bucket
     struct {
         uint64_t points;
-        double sum;    // of losses
-        double tokens; // sum of the points' tokens
+        double loss_sum, tokens_sum;
     } bucket[CURVE_BUCKETS];
 };
 
