@@ -12,35 +12,32 @@
 #define ONE_PROCESS "this program is one process"
 
 #define AT(field) offsetof(struct options, field)
-#define SWITCH(name, s, field, saved, help)                                                        \
-    {                                                                                              \
-        name, s, OPTION_SWITCH, NULL, "0", 0, 1, AT(field), false, saved, GROUP, help              \
-    }
-#define INT(name, s, field, initial, min, max, saved, help)                                        \
-    {                                                                                              \
-        name, s, OPTION_INT, "N", initial, min, max, AT(field), false, saved, GROUP, help          \
-    }
-#define AUTO(name, s, field, initial, min, max, help)                                              \
-    {                                                                                              \
-        name, s, OPTION_INT, "N", initial, min, max, AT(field), true, true, GROUP, help            \
-    }
-#define REAL(name, s, field, initial, min, max, help)                                              \
-    {                                                                                              \
-        name, s, OPTION_REAL, "X", initial, min, max, AT(field), false, true, GROUP, help          \
-    }
-#define TEXT(name, s, field, value, initial, min, saved, help)                                     \
-    {                                                                                              \
-        name, s, OPTION_TEXT, value, initial, min, OPTION_TEXT_MAX - 1, AT(field), false, saved,   \
-            GROUP, help                                                                            \
-    }
-#define CHOICE(name, s, field, choices, initial, saved, help)                                      \
-    {                                                                                              \
-        name, s, OPTION_CHOICE, choices, initial, 0, 0, AT(field), false, saved, GROUP, help       \
-    }
-#define LLMC(s, type, note)                                                                        \
-    {                                                                                              \
-        NULL, s, type, "V", "", 0, 0, 0, false, false, GROUP, note                                 \
-    }
+// clang-format off
+#define ROW(name, s, type, value, choices, initial, min, max, field, automatic, saved, help) \
+    {name, s, type, value, choices, initial, min, max, AT(field), automatic, saved, GROUP, help}
+#define SWITCH(name, s, field, saved, help) \
+    ROW(name, s, OPTION_SWITCH, NULL, NULL, "0", 0, 1, field, false, saved, help)
+#define INT(name, s, field, initial, min, max, saved, help) \
+    ROW(name, s, OPTION_INT, "N", NULL, initial, min, max, field, false, saved, help)
+#define AUTO(name, s, field, initial, min, max, help) \
+    ROW(name, s, OPTION_INT, "N", NULL, initial, min, max, field, true, true, help)
+#define REAL(name, s, field, initial, min, max, help) \
+    ROW(name, s, OPTION_REAL, "X", NULL, initial, min, max, field, false, true, help)
+#define TEXT(name, s, field, value, initial, min, saved, help) \
+    ROW(name, s, OPTION_TEXT, value, NULL, initial, min, OPTION_TEXT_MAX - 1, field, false, saved, \
+        help)
+#define CHOICE(name, s, field, choices, initial, saved, help) \
+    ROW(name, s, OPTION_CHOICE, "NAME", choices, initial, 0, 0, field, false, saved, help)
+// Without a field of its own.
+#define LLMC(s, type, note) \
+    {NULL, s, type, "V", NULL, "", 0, 0, 0, false, false, GROUP, note}
+// clang-format on
+
+// In the order of the enums in options.h.
+static const char *const schedules[] = {"cosine", "linear", "constant", "wsd", NULL};
+static const char *const devices[] = {"auto", "cpu", NULL};
+static const char *const dtypes[] = {"fp32", "bf16", NULL};
+static const char *const off_on[] = {"0", "1", NULL};
 
 static const struct option_row table[] = {
 #define GROUP "Data and model"
@@ -66,7 +63,7 @@ static const struct option_row table[] = {
     REAL("lr", "l", lr, "3e-4", 0, 10, "learning rate"),
     INT("warmup", "u", warmup, "0", 0, 1 * G, true, "steps in which it rises from 0"),
     REAL("lr-final", "q", lr_final, "1.0", 0, 1, "fraction of it that is left at the end"),
-    CHOICE("schedule", "k", schedule, "cosine|linear|constant|wsd", "cosine", true,
+    CHOICE("schedule", "k", schedule, schedules, "cosine", true,
            "how it falls; wsd: constant, then down in the last fifth"),
     REAL("weight-decay", "c", weight_decay, "0", 0, 10, "decay of matrices"),
     REAL("beta1", NULL, beta1, "0.9", 0, 0.999999, "decay of the first moment"),
@@ -106,9 +103,9 @@ static const struct option_row table[] = {
     SWITCH("log-json", NULL, log_json, false, "metrics as JSON lines on stdout"),
 #undef GROUP
 #define GROUP "Machine"
-    CHOICE("device", NULL, device, "auto|cpu", "auto", false, "where to compute"),
+    CHOICE("device", NULL, device, devices, "auto", false, "where to compute"),
     INT("threads", NULL, threads, "0", 0, 4096, false, "CPU threads; 0: all cores"),
-    CHOICE("dtype", NULL, dtype, "fp32|bf16", "fp32", true, "parameters and gradients"),
+    CHOICE("dtype", NULL, dtype, dtypes, "fp32", true, "parameters and gradients"),
     INT("seed", NULL, seed, "1337", 0, 4294967295.0, true, "of weights, data order and samples"),
     INT("head-rows", NULL, head_rows, "256", 1, 1 << 20, true,
         "rows of logits that exist at one time"),
@@ -230,7 +227,9 @@ static void allowed_text(const struct option_row *row, char text[128])
         snprintf(text, 128, "%.0f to %.0f bytes", row->min, row->max);
         break;
     case OPTION_CHOICE:
-        snprintf(text, 128, "%s", row->value);
+        for (size_t i = 0, n = 0; row->choices[i]; i++) {
+            n += (size_t)snprintf(text + n, 128 - n, "%s%s", i ? "|" : "", row->choices[i]);
+        }
         break;
     case OPTION_SWITCH:
     case OPTION_HELLASWAG:
@@ -243,21 +242,14 @@ static void allowed_text(const struct option_row *row, char text[128])
 
 // ---- one value ----------------------------------------------------------------------------------
 
-// Index of `text` in "one|two|three", or -1.
-static int choice_index(const char *choices, const char *text)
+static int choice_index(const char *const *choices, const char *text)
 {
-    size_t length = strlen(text);
-    int index = 0;
-    for (const char *c = choices;; c++, index++) {
-        size_t n = strcspn(c, "|");
-        if (n == length && memcmp(c, text, n) == 0) {
-            return index;
-        }
-        c += n;
-        if (*c == '\0') {
-            return -1;
+    for (int i = 0; choices[i]; i++) {
+        if (strcmp(choices[i], text) == 0) {
+            return i;
         }
     }
+    return -1;
 }
 
 static void label_text(const struct option_row *row, char text[64])
@@ -330,7 +322,7 @@ static int set_value(struct options *o, const struct option_row *row, const char
     case OPTION_TEXT:
         return set_text(row, field, text, err);
     case OPTION_CHOICE:
-        index = choice_index(row->value, text);
+        index = choice_index(row->choices, text);
         if (index < 0) {
             return refuse_value(row, text, "is none of the choices", err);
         }
@@ -338,7 +330,7 @@ static int set_value(struct options *o, const struct option_row *row, const char
         return STATUS_OK;
     case OPTION_SWITCH:
     case OPTION_HELLASWAG:
-        index = choice_index("0|1", text);
+        index = choice_index(off_on, text);
         if (index < 0) {
             return refuse_value(row, text, "is neither 0 nor 1", err);
         }
@@ -350,14 +342,6 @@ static int set_value(struct options *o, const struct option_row *row, const char
         break;
     }
     return STATUS_OK;
-}
-
-static void choice_text(const char *choices, int index, char text[32])
-{
-    for (; index > 0; index--) {
-        choices = strchr(choices, '|') + 1;
-    }
-    snprintf(text, 32, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
 // The fewest digits that give the same number.
@@ -387,7 +371,7 @@ static void get_value(const struct options *o, const struct option_row *row,
         memcpy(text, field, strlen(field) + 1);
         break;
     case OPTION_CHOICE:
-        choice_text(row->value, *(const int *)field, text);
+        strcpy(text, row->choices[*(const int *)field]);
         break;
     case OPTION_SWITCH:
         snprintf(text, OPTION_TEXT_MAX, "%d", *(const bool *)field);
@@ -398,11 +382,11 @@ static void get_value(const struct options *o, const struct option_row *row,
     }
 }
 
-void options_choice(const struct options *o, const char *name, char text[32])
+const char *options_choice(const struct options *o, const char *name)
 {
     const struct option_row *row = row_by_name(name, strlen(name));
     assert(row && row->type == OPTION_CHOICE);
-    choice_text(row->value, *(const int *)((const char *)o + row->offset), text);
+    return row->choices[*(const int *)((const char *)o + row->offset)];
 }
 
 // ---- the command line ---------------------------------------------------------------------------
@@ -593,10 +577,9 @@ static int print_words(FILE *out, const char *text, int column)
 static void print_row(FILE *out, const struct option_row *row)
 {
     char left[128], right[256], allowed[128] = "";
-    const char *value = row->type == OPTION_CHOICE ? "NAME" : row->value;
     snprintf(left, sizeof left, "  %s%-3s%s%s %s", row->short_name ? "-" : " ",
              row->short_name ? row->short_name : "", row->name ? "--" : "",
-             row->name ? row->name : "", value ? value : "");
+             row->name ? row->name : "", row->value ? row->value : "");
     int column = fprintf(out, "%-*s", HELP_INDENT, left);
     column = print_words(out, row->help, column);
     if (row->type == OPTION_SWITCH || row->type == OPTION_LLMC || row->type == OPTION_HELLASWAG) {

@@ -102,7 +102,7 @@ bool options_given(const struct options *o, const char *name);
 void options_help(FILE *out);
 
 // Name of a choice option's present value ("cosine", "bf16").
-void options_choice(const struct options *o, const char *name, char text[32]);
+const char *options_choice(const struct options *o, const char *name);
 
 // ---- in a training state ----
 //
@@ -124,7 +124,7 @@ enum option_type {
     OPTION_INT,       // int64_t
     OPTION_REAL,      // double
     OPTION_TEXT,      // char[OPTION_TEXT_MAX]
-    OPTION_CHOICE,    // int, index into "one|two|three"
+    OPTION_CHOICE,    // int, index into the choices
     OPTION_HELLASWAG, // llm.c's -h: 0 or 1
     OPTION_LLMC,      // a flag of llm.c that is ignored
 };
@@ -133,14 +133,15 @@ struct option_row {
     const char *name;       // long, without dashes; NULL for a flag that only llm.c has
     const char *short_name; // without the dash, or NULL
     enum option_type type;
-    const char *value;   // what the help calls it; for OPTION_CHOICE "one|two|three"
-    const char *initial; // default as text; of automatic ones, in words
-    double min, max;     // of the value (TEXT: of its length), both included
-    size_t offset;       // into struct options
-    bool automatic;      // OPTION_AUTO is allowed
-    bool saved;          // part of a training state
-    const char *group;   // heading in the help
-    const char *help;    // or the note that a flag of llm.c leaves
+    const char *value;          // what the help calls it; NULL for a switch
+    const char *const *choices; // of OPTION_CHOICE, NULL behind the last
+    const char *initial;        // default as text; of automatic ones, in words
+    double min, max;            // of the value (TEXT: of its length), both included
+    size_t offset;              // into struct options
+    bool automatic;             // OPTION_AUTO is allowed
+    bool saved;                 // part of a training state
+    const char *group;          // heading in the help
+    const char *help;           // or the note that a flag of llm.c leaves
 };
 const struct option_row *options_table(size_t *rows);
 
