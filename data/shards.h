@@ -35,6 +35,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// What the magic number of one of llm.c's formats says that a file is ("a model"), or NULL.
+const char *kind_of_magic(int32_t magic);
+
 struct loader;
 
 // Where a loader stands: `row` rows of epoch `epoch` have been handed out, 0 <= row < loader_rows.

@@ -81,8 +81,9 @@ int encode(struct encoder *encoder, const void *text, size_t len, bool special,
            struct tokens *tokens, struct error *err);
 
 // The largest p <= len where text may be cut so that encoding text[0..p) and text[p..) separately
-// gives what encoding it whole gives; 0 if there is none. `text` may go on after len. With merges
-// that is in front of white space that follows something else; never inside end-of-text.
+// gives what encoding it whole gives, whatever follows text[0..len); 0 if none is found. With
+// merges that is in front of ASCII white space that follows something else; never inside
+// end-of-text.
 size_t tokenizer_cut(const struct tokenizer *tokenizer, const void *text, size_t len);
 
 #endif
