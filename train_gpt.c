@@ -728,8 +728,8 @@ static int run_generate(struct run *run, struct error *err)
 
 // ---- validation ---------------------------------------------------------------------------------
 
-// Sum and number of the losses of `rows` rows that lie in tokens and targets; the rest of the
-// micro-batch is filled up and ignored.
+// Sum of the losses of the `rows` rows that lie in tokens and targets; the rest of the micro-batch
+// is filled up and ignored.
 static double loss_of_rows(struct run *run, size_t rows)
 {
     for (size_t i = rows * run->T; i < run->B * run->T; i++) {
@@ -766,28 +766,32 @@ static int validate(struct run *run, struct error *err)
 // Multiple choice: the completion with the lowest mean loss over its own tokens.
 static int evaluate(struct run *run, struct error *err)
 {
-    size_t examples = evalset_examples(run->evalset), right = 0;
-    for (size_t e = 0; e < examples; e++) {
-        size_t best = 0, label = 0;
-        double best_loss = INFINITY;
-        for (size_t c = 0; c < EVALSET_COMPLETIONS; c++) {
-            if (evalset_row(run->evalset, e, c, run->tokens, run->targets, &label, err)) {
-                return err->status;
-            }
-            double loss = loss_of_rows(run, 1);
-            size_t n = 0;
-            for (size_t i = 0; i < run->T; i++) {
-                n += run->targets[i] >= 0;
-            }
-            if (loss / (double)n < best_loss) {
-                best_loss = loss / (double)n;
-                best = c;
-            }
+    size_t T = run->T, rows = EVAL_COMPLETIONS, right = 0, examples = evalset_count(run->evalset);
+    int32_t *tokens = malloc(rows * T * sizeof *tokens),
+            *targets = malloc(rows * T * sizeof *tokens);
+    float *losses = malloc(rows * T * sizeof *losses);
+    unsigned char *mask = malloc(rows * T);
+    int status = tokens && targets && losses && mask
+                     ? STATUS_OK
+                     : error_set(err, STATUS_FAIL, "no memory for --eval rows of %zu tokens", T);
+    for (size_t e = 0; status == STATUS_OK && e < examples; e++) {
+        int label = evalset_rows(run->evalset, e, tokens, targets, mask);
+        for (size_t r = 0; r < rows; r += run->B) {
+            size_t n = rows - r < run->B ? rows - r : run->B;
+            memcpy(run->tokens, tokens + r * T, n * T * sizeof *tokens);
+            memcpy(run->targets, targets + r * T, n * T * sizeof *targets);
+            loss_of_rows(run, n);
+            memcpy(losses + r * T, run->losses, n * T * sizeof *losses);
         }
-        right += best == label;
+        right += evalset_choice(losses, mask, T) == label;
     }
-    return log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
-                    (double)right / (double)examples, err);
+    free(tokens);
+    free(targets);
+    free(losses);
+    free(mask);
+    return status ? status
+                  : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
+                             (double)right / (double)examples, err);
 }
 
 // ---- training -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,11 +39,13 @@ static double median(double *x, size_t n)
 
 static float *buffer(size_t n)
 {
-    float *p = aligned_alloc(4096, (n * sizeof *p + 4095) / 4096 * 4096);
+    size_t huge = (size_t)2 << 20, bytes = (n * sizeof(float) + huge - 1) / huge * huge;
+    float *p = aligned_alloc(huge, bytes);
     if (!p) {
         perror("bench: buffer");
         exit(1);
     }
+    madvise(p, bytes, MADV_HUGEPAGE); // as the device's arena
 #pragma omp parallel for
     for (size_t i = 0; i < n; i++) {
         p[i] = (float)(i % 13) / 13 - 0.5f;

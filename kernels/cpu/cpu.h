@@ -15,6 +15,7 @@ struct cpu {
     sgemm_fn sgemm;        // OpenBLAS, or our own loop
     float *scratch;        // one piece per thread
     size_t scratch_floats; // size of a piece
+    float *partials;       // MATMUL_PARTIALS floats, shared by the threads
     void *arena;
     size_t arena_bytes;
 };
@@ -34,12 +35,16 @@ static inline size_t attention_scratch(size_t T, size_t hs)
     return 3 * T * hs + 2 * ATTENTION_TILE_Q * hs + 4 * hs + T + tiles; // backward needs most
 }
 
-// Floats of scratch a thread needs for one tile of a matrix product (matmul.c), bf16 included.
+// A matrix product works on tiles of at most M x N; bf16 operands are widened K columns at a time.
 #define MATMUL_TILE_M ((size_t)512)
-#define MATMUL_TILE_N ((size_t)384)
+#define MATMUL_TILE_N ((size_t)768)
 #define MATMUL_TILE_K ((size_t)512)
 #define MATMUL_SCRATCH                                                                             \
-    (MATMUL_TILE_M * MATMUL_TILE_K + MATMUL_TILE_N * MATMUL_TILE_K + MATMUL_TILE_M * MATMUL_TILE_N)
+    (MATMUL_TILE_K * (MATMUL_TILE_M + MATMUL_TILE_N) + MATMUL_TILE_M * MATMUL_TILE_N)
+// From this K on it is cut into so many parts, if their results fit into so many floats.
+#define MATMUL_DEEP       ((size_t)8192)
+#define MATMUL_DEEP_PARTS ((size_t)4)
+#define MATMUL_PARTIALS   ((size_t)1 << 21)
 
 // The instruction sets that the operations were compiled for, best last.
 enum isa { ISA_BASE, ISA_AVX2, ISA_AVX512, ISA_COUNT };

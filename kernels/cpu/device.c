@@ -126,7 +126,8 @@ int device_open(struct device **out, const struct device_config *config, struct 
     floats = floats > MATMUL_SCRATCH ? floats : MATMUL_SCRATCH;
     floats = floats > config->padded_vocab ? floats : config->padded_vocab;
     cpu->scratch_floats = device_round(floats * sizeof(float)) / sizeof(float);
-    dev->workspace_bytes = cpu->scratch_floats * sizeof(float) * (size_t)dev->threads;
+    dev->workspace_bytes =
+        (cpu->scratch_floats * (size_t)dev->threads + MATMUL_PARTIALS) * sizeof(float);
     cpu->scratch = map(dev->workspace_bytes);
     if (!cpu->scratch) {
         int e = error_set(err, STATUS_FAIL, "no memory for %d x %zu bytes of thread scratch: %s",
@@ -134,6 +135,7 @@ int device_open(struct device **out, const struct device_config *config, struct 
         free(cpu);
         return e;
     }
+    cpu->partials = cpu->scratch + cpu->scratch_floats * (size_t)dev->threads;
     *out = dev;
     return STATUS_OK;
 }

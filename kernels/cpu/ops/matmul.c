@@ -30,6 +30,10 @@ struct product {
     const floatX *pre;      // (M,N): out *= GELU'(pre)
 };
 
+struct range {
+    size_t first, n;
+};
+
 // One row of a tile: t holds n sums in fp32, at column 0 of out.
 static void finish_row(const struct product *p, const float *t, size_t row, size_t col, size_t n)
 {
@@ -102,36 +106,77 @@ static const float *widen(float *out, const floatX *x, size_t ld, size_t rows, s
     return out;
 }
 
-static void multiply(struct cpu *cpu, const struct product *p, size_t i0, size_t m, size_t j0,
-                     size_t n, float *c, size_t ldc, float *scratch)
+static void multiply(struct cpu *cpu, const struct product *p, struct range i, struct range j,
+                     struct range k, float *c, size_t ldc, float *scratch)
 {
     size_t lda = p->ta ? p->M : p->K, ldb = p->tb ? p->K : p->N;
     float *wa = scratch, *wb = wa + MATMUL_TILE_M * MATMUL_TILE_K;
-    for (size_t k0 = 0; k0 < p->K; k0 += MATMUL_TILE_K) {
-        size_t k = min(MATMUL_TILE_K, p->K - k0);
-        const float *a = p->ta ? widen(wa, p->a + k0 * lda + i0, lda, k, m)
-                               : widen(wa, p->a + i0 * lda + k0, lda, m, k);
-        const float *b = p->tb ? widen(wb, p->b + j0 * ldb + k0, ldb, n, k)
-                               : widen(wb, p->b + k0 * ldb + j0, ldb, k, n);
-        cpu->sgemm(p->ta, p->tb, m, n, k, a, p->ta ? m : k, b, p->tb ? k : n,
-                   p->accumulate || k0 > 0, c, ldc);
+    for (size_t at = 0; at < k.n; at += MATMUL_TILE_K) {
+        size_t k0 = k.first + at, n = min(MATMUL_TILE_K, k.n - at);
+        const float *a = p->ta ? widen(wa, p->a + k0 * lda + i.first, lda, n, i.n)
+                               : widen(wa, p->a + i.first * lda + k0, lda, i.n, n);
+        const float *b = p->tb ? widen(wb, p->b + j.first * ldb + k0, ldb, j.n, n)
+                               : widen(wb, p->b + k0 * ldb + j.first, ldb, n, j.n);
+        cpu->sgemm(p->ta, p->tb, i.n, j.n, n, a, p->ta ? i.n : n, b, p->tb ? n : j.n,
+                   p->accumulate || at > 0, c, ldc);
     }
 }
 #else
-static void multiply(struct cpu *cpu, const struct product *p, size_t i0, size_t m, size_t j0,
-                     size_t n, float *c, size_t ldc, float *scratch)
+static void multiply(struct cpu *cpu, const struct product *p, struct range i, struct range j,
+                     struct range k, float *c, size_t ldc, float *scratch)
 {
     (void)scratch;
     size_t lda = p->ta ? p->M : p->K, ldb = p->tb ? p->K : p->N;
-    cpu->sgemm(p->ta, p->tb, m, n, p->K, p->ta ? p->a + i0 : p->a + i0 * lda, lda,
-               p->tb ? p->b + j0 * ldb : p->b + j0, ldb, p->accumulate, c, ldc);
+    cpu->sgemm(p->ta, p->tb, i.n, j.n, k.n,
+               p->ta ? p->a + k.first * lda + i.first : p->a + i.first * lda + k.first, lda,
+               p->tb ? p->b + j.first * ldb + k.first : p->b + k.first * ldb + j.first, ldb,
+               p->accumulate, c, ldc);
 }
 #endif
 
-static void tile(struct cpu *cpu, const struct product *p, size_t i0, size_t m, size_t j0, size_t n,
-                 float *scratch)
+// Size of each of `parts` equal parts of n, a multiple of 16.
+static size_t part(size_t n, size_t parts)
 {
-    float *c = p->out_fp32 ? p->out_fp32 + i0 * p->N + j0 : NULL;
+    return ((n + parts - 1) / parts + 15) / 16 * 16;
+}
+
+static size_t parts_of(size_t n, size_t most)
+{
+    return (n + most - 1) / most;
+}
+
+struct tiling {
+    size_t m, n, k;          // of one tile
+    size_t rows, cols, deep; // how many
+};
+
+// By the shape alone. Large tiles pack less; but a few threads want an even number of them, and
+// not too few. A long K with a small result is cut along K too, into partial results that are
+// added in order.
+static struct tiling tile_shape(const struct product *p)
+{
+    struct tiling t = {.rows = parts_of(p->M, MATMUL_TILE_M), .deep = 1};
+    t.cols = parts_of(p->N, MATMUL_TILE_N);
+    if (t.rows * t.cols < 6) {
+        t.cols = parts_of(p->N, MATMUL_TILE_N / 2);
+    }
+    if (p->out && p->K >= MATMUL_DEEP && MATMUL_DEEP_PARTS * p->M * p->N <= MATMUL_PARTIALS) {
+        t.deep = MATMUL_DEEP_PARTS;
+        t.cols = parts_of(p->N, MATMUL_TILE_N);
+    }
+    if (t.rows * t.cols * t.deep % 2 == 1) {
+        *(p->M >= p->N ? &t.rows : &t.cols) += 1;
+    }
+    t.m = part(p->M, t.rows);
+    t.n = part(p->N, t.cols);
+    t.k = part(p->K, t.deep);
+    return t;
+}
+
+static void whole_tile(struct cpu *cpu, const struct product *p, size_t i, size_t m, size_t j,
+                       size_t n, float *scratch)
+{
+    float *c = p->out_fp32 ? p->out_fp32 + i * p->N + j : NULL;
     size_t ldc = p->N;
 #ifdef USE_BF16
     if (!c) {
@@ -139,36 +184,61 @@ static void tile(struct cpu *cpu, const struct product *p, size_t i0, size_t m, 
         ldc = n;
     }
 #else
-    c = c ? c : p->out + i0 * p->N + j0;
+    c = c ? c : p->out + i * p->N + j;
 #endif
     if (p->M <= DOT_ROWS && !p->ta && p->tb) {
-        dots(p, i0, m, j0, n, c, ldc);
+        dots(p, i, m, j, n, c, ldc);
     } else {
-        multiply(cpu, p, i0, m, j0, n, c, ldc, scratch);
+        multiply(cpu, p, (struct range){i, m}, (struct range){j, n}, (struct range){0, p->K}, c,
+                 ldc, scratch);
     }
-    for (size_t i = 0; p->out && i < m; i++) {
-        finish_row(p, c + i * ldc, i0 + i, j0, n);
+    for (size_t r = 0; p->out && r < m; r++) {
+        finish_row(p, c + r * ldc, i + r, j, n);
     }
 }
 
-// n in equal parts of at most `most`, multiples of 16.
-static size_t part(size_t n, size_t most)
+// Row i of the result out of its partial results, which lie MATMUL_DEEP_PARTS times one behind the
+// other.
+static void add_partials(const struct product *p, float *partials, size_t i)
 {
-    size_t parts = (n + most - 1) / most;
-    return ((n + parts - 1) / parts + 15) / 16 * 16;
+    float *sum = partials + i * p->N;
+    for (size_t d = 1; d < MATMUL_DEEP_PARTS; d++) {
+        const float *x = sum + d * p->M * p->N;
+        for (size_t j = 0; j < p->N; j++) {
+            sum[j] += x[j];
+        }
+    }
+    finish_row(p, sum, i, 0, p->N);
 }
 
 static void run(struct device *dev, const struct product *p)
 {
-    size_t tm = part(p->M, MATMUL_TILE_M), tn = part(p->N, MATMUL_TILE_N);
-    size_t rows = (p->M + tm - 1) / tm, cols = (p->N + tn - 1) / tn;
+    struct cpu *cpu = cpu_of(dev);
+    struct tiling t = tile_shape(p);
 #pragma omp parallel num_threads(dev->threads)
     {
         float *scratch = thread_scratch(dev);
 #pragma omp for schedule(dynamic, 1)
-        for (size_t t = 0; t < rows * cols; t++) {
-            size_t i = t % rows * tm, j = t / rows * tn;
-            tile(cpu_of(dev), p, i, min(tm, p->M - i), j, min(tn, p->N - j), scratch);
+        for (size_t task = 0; task < t.rows * t.cols * t.deep; task++) {
+            size_t i = task % t.rows * t.m, j = task / t.rows % t.cols * t.n;
+            size_t d = task / t.rows / t.cols, k = d * t.k;
+            if (i >= p->M || j >= p->N) {
+                continue; // rounding to 16 has left nothing for the last part
+            }
+            size_t m = min(t.m, p->M - i), n = min(t.n, p->N - j);
+            if (t.deep == 1) {
+                whole_tile(cpu, p, i, m, j, n, scratch);
+            } else {
+                multiply(cpu, p, (struct range){i, m}, (struct range){j, n},
+                         (struct range){k, min(t.k, p->K - k)},
+                         cpu->partials + (d * p->M + i) * p->N + j, p->N, scratch);
+            }
+        }
+        if (t.deep > 1) {
+#pragma omp for schedule(static)
+            for (size_t i = 0; i < p->M; i++) {
+                add_partials(p, cpu->partials, i);
+            }
         }
     }
 }
