@@ -176,49 +176,55 @@ static int open_regular(const char *path, struct stat *st, struct error *err)
     return -1;
 }
 
-// Reads and checks the header; adds the shard to the fingerprint.
-static int shard_check(struct shard *s, XXH3_state_t *hash, struct error *err)
+// Opens a shard and checks all that can be told from its header and size.
+static int open_and_check(struct shard *s, int *fd, int32_t header[HEADER_INTS], struct error *err)
 {
     struct stat st;
-    int fd = open_regular(s->path, &st, err);
-    if (fd < 0)
+    *fd = open_regular(s->path, &st, err);
+    if (*fd < 0)
         return STATUS_FAIL;
     s->bytes = (uint64_t)st.st_size;
     s->modified = st.st_mtim;
-
-    int32_t header[HEADER_INTS];
-    unsigned char sample[2 * SAMPLE_BYTES];
-    int rc = STATUS_OK;
+    int rc;
     if (s->bytes == 0)
         rc = error_set(err, STATUS_FAIL,
-                       "%s: empty file (0 bytes), expected a token shard; "
-                       "make or copy it again",
+                       "%s: empty file (0 bytes), expected a token shard; copy or make it again",
                        s->path);
     else if (s->bytes < HEADER_BYTES)
         rc = error_set(err, STATUS_FAIL,
                        "%s: %" PRIu64 " bytes are too few for a token shard, whose header alone "
-                       "has %d; make or copy it again",
+                       "has %d; copy or make it again",
                        s->path, s->bytes, HEADER_BYTES);
     else
-        rc = file_read_at(fd, s->path, header, sizeof header, 0, err);
+        rc = file_read_at(*fd, s->path, header, HEADER_BYTES, 0, err);
     if (rc == STATUS_OK)
         rc = check_header(s, header, err);
+    if (rc != STATUS_OK)
+        close(*fd);
+    return rc;
+}
+
+// The same, and adds the shard to the fingerprint.
+static int shard_check(struct shard *s, XXH3_state_t *hash, struct error *err)
+{
+    int32_t header[HEADER_INTS];
+    int fd;
+    int rc = open_and_check(s, &fd, header, err);
+    if (rc != STATUS_OK)
+        return rc;
     uint64_t body = s->bytes - HEADER_BYTES;
     size_t n = body < SAMPLE_BYTES ? (size_t)body : SAMPLE_BYTES;
-    if (rc == STATUS_OK)
-        rc = file_read_at(fd, s->path, sample, n, HEADER_BYTES, err);
+    unsigned char sample[2 * SAMPLE_BYTES];
+    rc = file_read_at(fd, s->path, sample, n, HEADER_BYTES, err);
     if (rc == STATUS_OK)
         rc = file_read_at(fd, s->path, sample + n, n, s->bytes - n, err);
     close(fd);
-    if (rc != STATUS_OK)
-        return rc;
-
     const char *slash = strrchr(s->path, '/');
     const char *name = slash ? slash + 1 : s->path;
     XXH3_64bits_update(hash, name, strlen(name) + 1);
     XXH3_64bits_update(hash, header, sizeof header);
     XXH3_64bits_update(hash, sample, 2 * n);
-    return STATUS_OK;
+    return rc;
 }
 
 static int add_shard(struct loader *l, const char *path, struct error *err)
@@ -489,6 +495,63 @@ uint64_t loader_fingerprint(const struct loader *l)
     return l->fingerprint;
 }
 
+// ---- a whole shard ----
+
+struct shard_reader {
+    struct shard shard;
+    int fd;
+    uint64_t at; // tokens read
+};
+
+int shard_reader_open(struct shard_reader **out, const char *path, struct error *err)
+{
+    *out = NULL;
+    int32_t header[HEADER_INTS];
+    struct shard_reader *r = calloc(1, sizeof *r);
+    char *copy = strdup(path);
+    if (!r || !copy) {
+        free(r);
+        free(copy);
+        return error_set(err, STATUS_FAIL, "%s: no memory for a reader", path);
+    }
+    r->shard.path = copy;
+    int rc = open_and_check(&r->shard, &r->fd, header, err);
+    if (rc != STATUS_OK) {
+        free(copy);
+        free(r);
+        return rc;
+    }
+    *out = r;
+    return STATUS_OK;
+}
+
+int shard_read(struct shard_reader *r, uint32_t *tokens, size_t max, size_t *n, struct error *err)
+{
+    uint64_t left = r->shard.tokens - r->at;
+    *n = left < max ? (size_t)left : max;
+    int rc = file_read_at(r->fd, r->shard.path, tokens, *n * r->shard.width,
+                          HEADER_BYTES + r->at * r->shard.width, err);
+    if (rc != STATUS_OK)
+        return rc;
+    const unsigned char *narrow = (const unsigned char *)tokens;
+    for (size_t i = *n; r->shard.width == 2 && i-- > 0;) { // widened in place, from the end
+        uint16_t token;
+        memcpy(&token, narrow + 2 * i, sizeof token);
+        tokens[i] = token;
+    }
+    r->at += *n;
+    return STATUS_OK;
+}
+
+void shard_reader_close(struct shard_reader *r)
+{
+    if (!r)
+        return;
+    close(r->fd);
+    free(r->shard.path);
+    free(r);
+}
+
 // ---- writing ----
 
 enum { BUFFER_TOKENS = 1 << 16 };
@@ -624,7 +687,7 @@ static int sync_folder(const char *prefix, struct error *err)
     else
         strcpy(folder, ".");
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool bad = fd < 0 || fsync(fd);
+    bool bad = fd < 0 || (fsync(fd) && errno != EINVAL); // EINVAL: has nothing to sync
     if (bad)
         error_set(err, STATUS_FAIL, "%s: cannot sync: %s", folder, strerror(errno));
     if (fd >= 0)

@@ -74,6 +74,15 @@ struct loader_state loader_tell(const struct loader *loader);
 int loader_seek(struct loader *loader, struct loader_state state, struct error *err);
 void loader_rewind(struct loader *loader); // to {0, 0}
 
+// ---- a whole shard ----
+//
+// All tokens of one shard in order, in pieces (./tokenize --decode).
+struct shard_reader;
+int shard_reader_open(struct shard_reader **out, const char *path, struct error *err);
+int shard_read(struct shard_reader *reader, uint32_t *tokens, size_t max, size_t *n,
+               struct error *err); // *n = 0 at the end
+void shard_reader_close(struct shard_reader *reader);
+
 // ---- writing ----
 //
 // A writer makes a series <prefix>_000000.bin, <prefix>_000001.bin, ... of at most `shard_tokens`
