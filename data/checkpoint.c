@@ -291,9 +291,10 @@ static int numbers_fail(const char *name, const char *at, size_t count, struct e
                          "the training state holds no '%s': it was written by another version",
                          name);
     }
+    int length = (int)strcspn(at, "\n");
     return error_set(err, STATUS_FAIL,
-                     "'%s' in the training state is '%.40s', expected %zu number%s", name, at,
-                     count, count == 1 ? "" : "s");
+                     "'%s' in the training state is '%.*s', expected %zu number%s", name,
+                     length < 40 ? length : 40, at, count, count == 1 ? "" : "s");
 }
 
 int numbers_get_u64(const struct numbers *n, const char *name, uint64_t *value, struct error *err)

@@ -206,7 +206,7 @@ static void sizes_do_not_overflow(void **state)
     h = shape_of(1024, 50304, 48, 25, 1600);
     assert_int_equal(model_file_bytes(&h), 1024 + 4ull * 1557686400);
     h = shape_of(2048, 50257, 96, 96, 12288); // GPT-3
-    assert_int_equal(model_elems(&h), 174591683584ull + (50304 - 50257) * 12288ull);
+    assert_int_equal(model_elems(&h), 174604836864ull);
     h = shape_of(1 << 20, 1 << 24, 1000, 1, 65536); // the largest that is allowed
     struct error err;
     succeeded(model_check(&h, "largest", &err), &err);
@@ -231,7 +231,7 @@ static void a_model_of_700_gb_has_its_size_checked(void **state)
     }
     succeeded(model_read_header(path, &back, &err), &err);
     assert_int_equal(truncate(path, (off_t)(model_file_bytes(&h) - (1ull << 32))), 0);
-    failed(model_read_header(path, &back, &err), &err, "bytes, expected 698367");
+    failed(model_read_header(path, &back, &err), &err, "bytes, expected 698419348480");
 }
 
 static void refused_model(const char *path, const int32_t *ints, size_t bytes, const char *words)
