@@ -249,7 +249,8 @@ static void draw_legend(struct picture *p, const struct curve *train, const stru
         put(p,
             "<path d=\"M%d 30h26\" stroke=\"" TRAIN_COLOR "\" stroke-width=\"2.5\"/>"
             "<text x=\"%d\" y=\"34\">training %.4f</text>\n",
-            x, x + 34, smooth_at(train, train->count - 1));
+            x, x + 34,
+            smooth_at(train, train->count - 1 - train->count / 50)); // the last whole window
         x += 190;
     }
     if (val->count) {
@@ -279,7 +280,7 @@ int svg_write(const char *path, const struct curve *train, const struct curve *v
     put(&p,
         "<clipPath id=\"plot\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>"
         "</clipPath>\n",
-        LEFT, TOP, RIGHT - LEFT + 4, BOTTOM - TOP);
+        LEFT - 4, TOP, RIGHT - LEFT + 8, BOTTOM - TOP);
     draw_axes(&p);
     draw_legend(&p, train, val);
     put(&p, "<g clip-path=\"url(#plot)\">\n");
