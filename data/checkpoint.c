@@ -458,7 +458,7 @@ static int refuse(const struct state_file *s, struct error *err, const char *rea
 static int read_header(struct state_file *s, uint64_t size, struct disk_header *h,
                        struct disk_section *table, struct error *err)
 {
-    uint64_t sum;
+    uint64_t sum = 0;
     if (size < sizeof *h) {
         return error_set(err, STATUS_FAIL, "%s is cut short: %llu bytes, its header alone has %zu",
                          s->path, (ull)size, sizeof *h);
