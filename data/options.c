@@ -524,7 +524,7 @@ static int take_value(const struct option_row *row, const char **value, int argc
     return error_set(err, STATUS_USAGE, "%s: its value is missing (allowed: %s)", label, allowed);
 }
 
-int options_parse(struct options *o, int argc, char *const *argv, struct error *err)
+static int parse(struct options *o, int argc, char *const *argv, struct error *err)
 {
     const char *hellaswag = NULL;
     set_defaults(o);
@@ -552,6 +552,22 @@ int options_parse(struct options *o, int argc, char *const *argv, struct error *
     }
     apply_hellaswag(o, hellaswag);
     return check_combination(o, err);
+}
+
+// Messages quote what the user typed; they stay one line whatever that was.
+static int in_one_line(int status, struct error *err)
+{
+    for (char *c = err->text; status && *c; c++) {
+        if ((unsigned char)*c < ' ') {
+            *c = '?';
+        }
+    }
+    return status;
+}
+
+int options_parse(struct options *o, int argc, char *const *argv, struct error *err)
+{
+    return in_one_line(parse(o, argc, argv, err), err);
 }
 
 // ---- help ---------------------------------------------------------------------------------------
@@ -705,7 +721,7 @@ int options_merge(struct options *o, const char *text, size_t length, options_di
         const char *newline = memchr(line, '\n', (size_t)(end - line));
         size_t n = (size_t)((newline ? newline : end) - line);
         if (merge_line(&merged, line, n, differs, ctx, err)) {
-            return err->status;
+            return in_one_line(err->status, err);
         }
         line += n + 1;
     }

@@ -273,6 +273,21 @@ static void switches_take_an_optional_value(void **state)
     assert_true(options_given(&o, "resume"));
 }
 
+static void messages_stay_one_line(void **state)
+{
+    (void)state;
+    char *bad[] = {"--lr=1\n2", "--no\nsuch=3", "a\tb", "--schedule=\x1b[2J"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct options o;
+        struct error err = {0};
+        char *argv[] = {"train_gpt", bad[i]};
+        assert_int_equal(options_parse(&o, 2, argv, &err), STATUS_USAGE);
+        for (const char *c = err.text; *c; c++) {
+            assert_false(iscntrl((unsigned char)*c));
+        }
+    }
+}
+
 static void the_last_of_two_wins(void **state)
 {
     (void)state;
@@ -619,6 +634,7 @@ int main(void)
         cmocka_unit_test(unknown_options_suggest_the_nearest),
         cmocka_unit_test(sizes_take_suffixes),
         cmocka_unit_test(switches_take_an_optional_value),
+        cmocka_unit_test(messages_stay_one_line),
         cmocka_unit_test(the_last_of_two_wins),
         cmocka_unit_test(only_the_short_resume_may_begin_anew),
         cmocka_unit_test(help_and_version_end_the_parsing),
