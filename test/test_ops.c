@@ -431,6 +431,12 @@ static void try_rounding(struct rig *r, const size_t *d)
         assert_true(isnan(expected) ? isnan(x[i]) : x[i] == expected);
         assert_true(isnan(expected) ? isnan(y[i]) : y[i] == expected);
     }
+    // Rounding up must not carry these out of the NaNs.
+    static const uint32_t nans[] = {0x7f800001, 0x7fffffff, 0xffffffff};
+    device_copy_in(r->dev, fp32.at, nans, sizeof nans);
+    r->f->cast(r->dev, rounded.at, fp32.at, COUNT(nans));
+    const double *z = fetch(r, &rounded);
+    assert_true(isnan(z[0]) && isnan(z[1]) && isnan(z[2]));
 }
 
 // Half an ulp of the larger term, which is what a single rounding may cost.
