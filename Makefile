@@ -1,7 +1,7 @@
 # Builds ./train_gpt and ./tokenize, and runs everything around them: `make help`.
 #
-# Variables: CC=gcc|clang, OPT=-O0..-O3, SAN=address|thread, JOBS=compilers at once. Each
-# combination has a build folder of its own (build, build-clang-O0, build-address, ...), BUILD=...
+# Variables: CC=gcc|clang, OPT=-O0..-O3, SAN=address|thread, JOBS=compilers at once, V=1 to see the
+# commands. Each combination has a build folder of its own (build, build-clang-O0, build-address, ...), BUILD=...
 # names another. The programs lie in the working folder for the default build, else in BUILD.
 
 ifeq ($(origin CC),default)
@@ -13,6 +13,7 @@ JOBS   := $(shell nproc 2>/dev/null || echo 2)
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(JOBS)
 endif
+Q       = $(if $(V),,@)
 COMPILER = $(filter-out gcc,$(notdir $(CC)))
 BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)
 BIN     = $(if $(filter build,$(BUILD)),.,$(BUILD))
@@ -100,19 +101,24 @@ run-fuzzers: $(FUZZERS)
 	done
 
 $(BIN)/train_gpt: $(BUILD)/train_gpt.o $(LIB_OBJ)
-	$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
 $(BIN)/tokenize: $(BUILD)/data/tokenize.o $(LIB_OBJ)
-	$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
 $(TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
-	$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
 
 $(DEV): %: %.o $(LIB_OBJ)
-	$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
 $(FUZZERS): %: %.o $(filter $(BUILD)/data/%,$(LIB_OBJ))
-	$(CC) $(LDFLAGS) -fsanitize=fuzzer $(filter %.o,$^) $(LDLIBS) -o $@
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer $(filter %.o,$^) $(LDLIBS) -o $@
 
 # Changes only when a flag or the compiler does; every object depends on it.
 $(BUILD)/flags: FORCE
@@ -124,12 +130,14 @@ $(BUILD)/flags: FORCE
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+	@echo '  CC  $@'
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 
 define VARIANT
 $(BUILD)/ops-$1-$2/%.o: kernels/cpu/ops/%.c $(BUILD)/flags
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) $$(DTYPE_$1) $$(ISA_$2) -DVARIANT=$1_$2 -Wno-psabi -MMD -MP \
+	@echo '  CC  $$@'
+	$$(Q)$$(CC) $$(CFLAGS) $$(DTYPE_$1) $$(ISA_$2) -DVARIANT=$1_$2 -Wno-psabi -MMD -MP \
 	    -c $$< -o $$@
 endef
 $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
