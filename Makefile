@@ -1,8 +1,9 @@
 # Builds ./train_gpt and ./tokenize, and runs everything around them: `make help`.
 #
 # Variables: CC=gcc|clang, OPT=-O0..-O3, SAN=address|thread, JOBS=compilers at once, V=1 to see the
-# commands. Each combination has a build folder of its own (build, build-clang-O0, build-address, ...), BUILD=...
-# names another. The programs lie in the working folder for the default build, else in BUILD.
+# commands. Each combination has a build folder of its own (build, build-clang-O0, build-address,
+# ...), BUILD=... names another. The programs lie in the working folder for the default build, else
+# in BUILD.
 
 ifeq ($(origin CC),default)
 CC      = gcc
