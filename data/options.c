@@ -195,7 +195,7 @@ static bool parse_real(const char *text, double *out)
     }
     char *end;
     *out = strtod(text, &end);
-    return *end == '\0' && end != text && *out - *out == 0;
+    return *end == '\0' && end != text; // an infinity (1e999) is out of range everywhere
 }
 
 static void limit_text(const struct option_row *row, double limit, char text[32])

@@ -481,16 +481,16 @@ static void tables_that_lie_are_refused(void **state)
         {16, 1, 8, "add up"},
         {32, 0, 4, "maximum sequence 0"},
         {52, 1, 4, "padded vocabulary 1"},
-        {64, 0, 1, "no sense"},                        // no name
-        {64 + 56 + 15, 'x', 1, "no sense"},            // name without an end
-        {64 + 16, 0, 4, "no sense"},                   // dtype
-        {64 + 16, 9, 4, "no sense"},                   // dtype
-        {64 + 20, 1, 4, "no sense"},                   // the zero
-        {64 + 24, 8, 8, "no sense"},                   // elements, not bytes
-        {64 + 2 * 56 + 24, 1ull << 62, 8, "no sense"}, // times 4 is 0
-        {64 + 2 * 56 + 32, 1ull << 62, 8, "no sense"}, // bytes, not elements
-        {64 + 40, 0, 8, "no sense"},                   // offset into the header
-        {64 + 56 + 40, UINT64_MAX, 8, "no sense"},     // offset
+        {64, 0, 1, "no sense"},                                // no name
+        {64 + 56 + 15, 'x', 1, "no sense"},                    // name without an end
+        {64 + 16, 0, 4, "no sense"},                           // dtype
+        {64 + 16, 9, 4, "no sense"},                           // dtype
+        {64 + 20, 1, 4, "no sense"},                           // the zero
+        {64 + 24, 8, 8, "no sense"},                           // elements, not bytes
+        {64 + 2 * 56 + 24, (1ull << 62) + 156, 8, "no sense"}, // times 4 is right modulo 2^64
+        {64 + 2 * 56 + 32, 1ull << 62, 8, "no sense"},         // bytes, not elements
+        {64 + 40, 0, 8, "no sense"},                           // offset into the header
+        {64 + 56 + 40, UINT64_MAX, 8, "no sense"},             // offset
     };
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         memcpy(data, good, bytes);
