@@ -34,6 +34,16 @@ struct range {
     size_t first, n;
 };
 
+// Is there anything to do after the sums? In fp32 they are already where they belong.
+static bool needs_finish(const struct product *p)
+{
+#ifdef USE_BF16
+    return p->out;
+#else
+    return p->out && (p->bias || p->residual || p->gelu);
+#endif
+}
+
 // One row of a tile: t holds n sums in fp32, at column 0 of out.
 static void finish_row(const struct product *p, const float *t, size_t row, size_t col, size_t n)
 {
@@ -192,7 +202,7 @@ static void whole_tile(struct cpu *cpu, const struct product *p, size_t i, size_
         multiply(cpu, p, (struct range){i, m}, (struct range){j, n}, (struct range){0, p->K}, c,
                  ldc, scratch);
     }
-    for (size_t r = 0; p->out && r < m; r++) {
+    for (size_t r = 0; needs_finish(p) && r < m; r++) {
         finish_row(p, c + r * ldc, i + r, j, n);
     }
 }
