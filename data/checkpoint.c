@@ -739,6 +739,17 @@ int state_list(const char *dir, uint64_t **steps, size_t *count, struct error *e
     return STATUS_OK;
 }
 
+bool state_any(const char *dir)
+{
+    uint64_t *steps;
+    size_t count;
+    if (state_list(dir, &steps, &count, &(struct error){0})) {
+        return false;
+    }
+    free(steps);
+    return count > 0;
+}
+
 static int open_good(struct state_file *s, const char *path, uint64_t step, struct error *err)
 {
     if (state_open(s, path, err)) {
@@ -762,7 +773,9 @@ int state_open_newest(struct state_file *s, const char *dir, state_refused_fn *r
     size_t count;
     s->fd = -1;
     if (state_list(dir, &steps, &count, err)) {
-        return err->status;
+        char reason[sizeof err->text];
+        memcpy(reason, err->text, sizeof reason);
+        return error_set(err, STATUS_FAIL, "nothing to resume: %.900s", reason);
     }
     int status = error_set(err, STATUS_FAIL,
                            "no training state (state_*.bin) in %s: nothing to resume", dir);

@@ -48,6 +48,7 @@
 #include "data/error.h"
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -163,6 +164,9 @@ void state_path(char path[PATH_MAX], const char *dir, uint64_t step);
 typedef void state_refused_fn(void *ctx, const char *path, const char *reason);
 int state_open_newest(struct state_file *s, const char *dir, state_refused_fn *refused, void *ctx,
                       struct error *err);
+
+// Is there any state, good or not? (Where there is none, -y 1 begins a new run.)
+bool state_any(const char *dir);
 
 // Steps of which there is a state, newest first, good or not. *steps is malloc'ed.
 int state_list(const char *dir, uint64_t **steps, size_t *count, struct error *err);

@@ -634,7 +634,9 @@ static void the_newest_good_state_is_taken(void **state)
     struct state_file s;
     struct refusals r = {0};
     failed(state_open_newest(&s, *state, count_refusal, &r, &err), &err, "nothing to resume");
-    failed(state_open_newest(&s, in(*state, "none"), NULL, NULL, &err), &err, "No such file");
+    failed(state_open_newest(&s, in(*state, "none"), NULL, NULL, &err), &err,
+           "nothing to resume~No such file");
+    assert_false(state_any(*state) || state_any(in(*state, "none")));
     for (uint64_t step = 10; step <= 40; step += 10) {
         put_checkpoint(*state, step);
     }
@@ -660,6 +662,7 @@ static void the_newest_good_state_is_taken(void **state)
     spoil(*state, 20);
     failed(state_open_newest(&s, *state, NULL, NULL, &err), &err, "none of 5~is good~00000020");
     assert_int_equal(s.fd, -1);
+    assert_true(state_any(*state));
 }
 
 static void pruning_keeps_the_newest_and_the_major(void **state)
