@@ -13,10 +13,10 @@
 // at step s comes before it. The user's line says `step s+1/steps`. "tokens" are those trained on
 // when the line is written.
 //
-// RESUME. A run that goes on at step k repeats whatever is due at step k, so the lines of steps >=
-// k are cut off (temporary file, rename), and a line that a kill left incomplete too. The files of
-// a run that was interrupted are the files of one that was not, but for times. Every line is one
-// write() with O_APPEND.
+// RESUME. A run that goes on at step k repeats whatever is due at step k: the files are truncated
+// before the first line of a step >= k, or that a kill left incomplete, whichever comes first. So
+// the files of a run that was interrupted are the files of one that was not, but for times. Every
+// line is one write() with O_APPEND.
 //
 // NaN and infinities are null in JSON, which has no word for them, and `nan` and `inf` elsewhere.
 //
