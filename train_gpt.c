@@ -3,6 +3,7 @@
 // This file only puts the parts together. What is computed is in kernels/, where and when it runs
 // in hete/, what crosses the disk in data/. It builds a session and steps it; it calls no layer.
 #include "data/checkpoint.h"
+#include "data/corpus.h"
 #include "data/evalset.h"
 #include "data/files.h"
 #include "data/log.h"
@@ -595,18 +596,46 @@ static int open_out(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
-// Old checkpoints of another run would be resumed later in place of this one's.
-static int drop_old(struct run *run, struct error *err)
+// Checkpoints of steps that this run has yet to make would be resumed later in place of its own.
+static int set_aside_old(struct run *run, struct error *err)
 {
-    size_t removed = 0;
-    if (!run->o.out[0] || checkpoint_drop(run->o.out, run->step + (run->step > 0), &removed, err)) {
-        return run->o.out[0] ? err->status : STATUS_OK;
+    size_t count = 0;
+    uint64_t first = run->step + (run->step > 0);
+    if (!run->o.out[0]) {
+        return STATUS_OK;
     }
-    if (removed) {
-        fprintf(run->say, "%s: removed %zu checkpoints of a run before this one\n", run->o.out,
-                removed);
+    if (checkpoint_set_aside(run->o.out, first, &count, err)) {
+        return err->status;
+    }
+    if (count) {
+        fprintf(run->say,
+                "%s: %zu checkpoint%s of step %llu and later, not of this run, renamed "
+                "to *.old\n",
+                run->o.out, count, count == 1 ? "" : "s", (unsigned long long)first);
     }
     return STATUS_OK;
+}
+
+// The loss that no model can beat is known for the default corpus: the picture shows it.
+static int known_floor(const struct run *run, double *floor, struct error *err)
+{
+    const char *name = strrchr(run->o.train, '/');
+    struct grammar *grammar;
+    struct corpus_row_loss loss;
+    *floor = 0;
+    if (strncmp(name ? name + 1 : run->o.train, "stories_", 8) != 0) {
+        return STATUS_OK;
+    }
+    if (grammar_open(&grammar, &corpus_source, err)) {
+        return err->status;
+    }
+    if (corpus_row_loss(&loss, grammar, run->T, 1000, 1, err) == STATUS_OK) {
+        *floor = loss.mean;
+        fprintf(run->say, "stories: a perfect model would reach a loss of %.4f on rows of %zu\n",
+                loss.mean, run->T);
+    }
+    grammar_close(grammar);
+    return *floor > 0 ? STATUS_OK : err->status;
 }
 
 static int open_log(struct run *run, struct error *err)
@@ -619,7 +648,11 @@ static int open_log(struct run *run, struct error *err)
         .json = run->o.log_json,
         .out = run->say,
         .dtype = run->o.dtype == CHOICE_BF16 ? "bf16" : "",
+        .floor_label = "perfect model",
     };
+    if (known_floor(run, &config.floor, err)) {
+        return err->status;
+    }
     return log_open(&run->log, &config, err);
 }
 
@@ -978,7 +1011,7 @@ static int run_training(struct run *run, struct error *err)
     int status = run->resumed.fd >= 0 ? load_state(run, err)
                  : is_file(o->model)  ? load_model_file(run, err)
                                       : init_parameters(run, err);
-    if (status || drop_old(run, err) || open_log(run, err)) {
+    if (status || set_aside_old(run, err) || open_log(run, err)) {
         return err->status;
     }
     run->peak_flops = device_sgemm_rate(run->dev, 1024);

@@ -804,14 +804,17 @@ int checkpoint_done(const char *dir, uint64_t step, struct error *err)
 }
 
 // The state goes last: after a kill in between, the next call finds it and removes the rest.
-static int remove_step(const char *dir, uint64_t step, struct error *err)
+// Removes the files of a step, or renames them to *.old.
+static int retire_step(const char *dir, uint64_t step, bool keep_old, struct error *err)
 {
     void (*const names[])(char *, const char *, uint64_t) = {model_path, done_path, state_path};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[PATH_MAX];
+        char path[PATH_MAX], old[PATH_MAX + 8];
         names[i](path, dir, step);
-        if (unlink(path) != 0 && errno != ENOENT) {
-            return error_set(err, STATUS_FAIL, "cannot remove %s: %s", path, strerror(errno));
+        snprintf(old, sizeof old, "%s.old", path);
+        if ((keep_old ? rename(path, old) : unlink(path)) != 0 && errno != ENOENT) {
+            return error_set(err, STATUS_FAIL, "cannot %s %s: %s", keep_old ? "rename" : "remove",
+                             path, strerror(errno));
         }
     }
     return STATUS_OK;
@@ -839,25 +842,25 @@ int checkpoint_prune(const char *dir, uint64_t step, uint64_t keep, uint64_t maj
     for (size_t i = first; !status && i < count; i++) {
         int major = major_every && steps[i] % major_every == 0;
         if (i - first >= keep && !major) {
-            status = remove_step(dir, steps[i], err);
+            status = retire_step(dir, steps[i], false, err);
         }
     }
     free(steps);
     return status;
 }
 
-int checkpoint_drop(const char *dir, uint64_t from, size_t *removed, struct error *err)
+int checkpoint_set_aside(const char *dir, uint64_t from, size_t *count, struct error *err)
 {
     uint64_t *steps;
-    size_t count;
-    *removed = 0;
-    if (state_list(dir, &steps, &count, err)) {
+    size_t found;
+    *count = 0;
+    if (state_list(dir, &steps, &found, err)) {
         return err->status;
     }
     int status = STATUS_OK;
-    for (size_t i = 0; !status && i < count && steps[i] >= from; i++) {
-        status = remove_step(dir, steps[i], err);
-        *removed += status == STATUS_OK;
+    for (size_t i = 0; !status && i < found && steps[i] >= from; i++) {
+        status = retire_step(dir, steps[i], true, err);
+        *count += status == STATUS_OK;
     }
     free(steps);
     return status;

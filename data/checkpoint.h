@@ -181,9 +181,10 @@ int checkpoint_done(const char *dir, uint64_t step, struct error *err);
 int checkpoint_prune(const char *dir, uint64_t step, uint64_t keep, uint64_t major_every,
                      struct error *err);
 
-// Removes the checkpoints of all steps >= `from`: a new run into an old directory, or it would
-// later resume from the old run. *removed counts states.
-int checkpoint_drop(const char *dir, uint64_t from, size_t *removed, struct error *err);
+// Renames the files of all checkpoints of steps >= `from` to *.old (one generation: an older *.old is
+// replaced): a new run into an old directory, or it would later resume from the old run. Nothing
+// that somebody may still want is lost. *count counts states.
+int checkpoint_set_aside(const char *dir, uint64_t from, size_t *count, struct error *err);
 
 // Before step 0: is there room for the keep + 2 checkpoints that can exist at one time (the new
 // one, and the old one until it is pruned)? With keep 0 for two. Those that are there already

@@ -64,7 +64,8 @@ static int files_in(const char *dir)
     int count = 0;
     DIR *d = opendir(dir);
     for (struct dirent *e; (e = readdir(d));) {
-        count += e->d_name[0] != '.' && strcmp(e->d_name, "lock") != 0;
+        count +=
+            e->d_name[0] != '.' && strcmp(e->d_name, "lock") != 0 && !strstr(e->d_name, ".old");
     }
     closedir(d);
     return count;
@@ -686,12 +687,14 @@ static void pruning_keeps_the_newest_and_the_major(void **state)
     failed(checkpoint_prune(*state, 8, 1, 0, &err), &err, "step 8~vanished");
     assert_true(has(*state, 9));
     size_t removed;
-    succeeded(checkpoint_drop(*state, 11, &removed, &err), &err);
+    succeeded(checkpoint_set_aside(*state, 11, &removed, &err), &err);
     assert_int_equal(removed, 2);
     assert_true(has(*state, 9) && has(*state, 10) && !has(*state, 11) && !has(*state, 12));
-    succeeded(checkpoint_drop(*state, 0, &removed, &err), &err);
+    succeeded(checkpoint_set_aside(*state, 0, &removed, &err), &err);
     assert_int_equal(removed, 2);
     assert_int_equal(files_in(*state), 1);
+    assert_true(exists(in(*state, "state_00000009.bin.old")));
+    assert_true(exists(in(*state, "model_00000012.bin.old")));
     assert_true(exists(in(*state, "model_mine.bin")));
 }
 
@@ -950,7 +953,7 @@ static void fifty_kills_lose_nothing(void **state)
         assert_int_equal(r.count, 0);
         state_close(&s);
         assert_true(files_in(*state) <= 3 * 3 + 1);
-        succeeded(checkpoint_drop(*state, 0, &removed, &err), &err);
+        succeeded(checkpoint_set_aside(*state, 0, &removed, &err), &err);
         dir_unlock(&lock);
     }
 }
