@@ -590,10 +590,7 @@ static int open_out(struct run *run, struct error *err)
     if (dir_make(dir, err) || dir_writable(dir, err) || dir_lock(&run->lock, dir, err)) {
         return err->status;
     }
-    if (run->o.checkpoint_every > 0 && checkpoint_room(dir, &h, (uint64_t)run->o.keep, err)) {
-        return err->status;
-    }
-    return STATUS_OK;
+    return checkpoint_room(dir, &h, (uint64_t)run->o.keep, err);
 }
 
 // Checkpoints of steps that this run has yet to make would be resumed later in place of its own.
@@ -969,8 +966,8 @@ static int train(struct run *run, struct error *err)
             return err->status;
         }
         bool stop = run->step >= run->steps || stop_signal;
-        bool save = run->o.out[0] && run->step > saved &&
-                    (due(run, run->o.checkpoint_every) || stop_signal);
+        bool save =
+            run->o.out[0] && run->step > saved && (due(run, run->o.checkpoint_every) || stop);
         if (save && save_checkpoint(run, err)) {
             return err->status;
         }

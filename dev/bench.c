@@ -4,6 +4,7 @@
 // from another run: each round measures the limits (matrix products, memory stream) and training
 // one after the other, and what is reported are medians and ratios of medians. Each model runs in
 // a child process of its own, so that its peak memory is its own.
+#include "data/shards.h"
 #include "hete/session.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/gpt.h"
@@ -222,8 +223,13 @@ static void bench_model(const char *name, const struct gpt_config *c, size_t B, 
     }
     double flops = gpt_flops_per_token(c, T) * (double)N;
     double rate = median(sgemm, ROUNDS), s = median(step, ROUNDS), p = median(product, ROUNDS);
-    printf("%-28s %7.1f %8.1f %7.1f %6.3f %8.3f %6.2f %8.3f\n", name, rate / 1e9, (double)N / s,
-           flops / s / 1e9, flops / s / rate, flops / p / rate, goal, (double)peak / (1 << 30));
+    char aim[16] = "-";
+    if (goal > 0) {
+        snprintf(aim, sizeof aim, "%.2f", goal);
+    }
+    printf("%-28s %7.1f %8.1f %9.2f %6.3f %8.3f %6s %8.3f\n", name, rate / 1e9, (double)N / s,
+           s / (double)N * 1e6 / (double)c->layers, flops / s / rate, flops / p / rate, aim,
+           (double)peak / (1 << 30));
     session_close(t.session);
     device_close(t.dev);
 }
@@ -263,6 +269,45 @@ static void bench_limits(int threads)
     printf("\nread 4, write 3 in place: %.1f GB/s; Adam: %.1f GB/s, ratio %.2f (goal 0.85)\n",
            most / 1e9, own / 1e9, own / most);
     device_close(dev);
+}
+
+// Peak memory of a process that reads so many shards from end to end.
+static void bench_reader(size_t shards)
+{
+    enum { SHARD = 100000, T = 256 };
+    char dir[] = "/tmp/bench_XXXXXX", prefix[64], pattern[80], path[96];
+    struct error err;
+    struct shard_writer *w;
+    struct loader *loader;
+    static uint32_t tokens[SHARD];
+    static int32_t row[2][T];
+    uint64_t rows = 0;
+    snprintf(prefix, sizeof prefix, "%s/x", mkdtemp(dir) ? dir : "/tmp");
+    snprintf(pattern, sizeof pattern, "%s_*.bin", prefix);
+    int status = shard_writer_open(&w, prefix, SHARD, false, &err);
+    for (size_t i = 0; status == STATUS_OK && i < shards; i++) {
+        status = shard_write(w, tokens, SHARD, &err);
+    }
+    if (status || shard_writer_seal(w, &err) || shard_writer_publish(w, &err) ||
+        loader_open(&loader, pattern, T, 50257, 1, true, &err)) {
+        fprintf(stderr, "bench: %s\n", err.text);
+        _exit(1);
+    }
+    shard_writer_close(w);
+    for (; rows < loader_rows(loader); rows++) {
+        if (loader_next(loader, row[0], row[1], &err)) {
+            fprintf(stderr, "bench: %s\n", err.text);
+            _exit(1);
+        }
+    }
+    printf("reader: %4zu shards, %6.1f MB read: peak %.1f MiB\n", shards,
+           (double)shards * 2 * SHARD / 1e6, (double)peak_bytes() / (1 << 20));
+    loader_close(loader);
+    for (size_t i = 0; i < shards; i++) {
+        snprintf(path, sizeof path, "%s_%06zu.bin", prefix, i);
+        unlink(path);
+    }
+    rmdir(dir);
 }
 
 static void print_load(void)
@@ -305,21 +350,32 @@ int main(int argc, char **argv)
     int threads = argc > 1 ? atoi(argv[1]) : 0;
     struct gpt_config d6 = {
         .max_seq = 1024, .vocab = 50257, .layers = 6, .heads = 6, .hidden = 384, .head_rows = 256};
-    struct gpt_config d12 = d6, d12_long = d6, three = d6, twelve = d6;
+    struct gpt_config d12 = d6, d12_long = d6;
     d12.layers = d12.heads = d12_long.layers = d12_long.heads = 12;
     d12.hidden = d12_long.hidden = 768;
-    three.layers = 3;
-    twelve.layers = 12;
     print_load();
     IN_CHILD(bench_limits(threads));
-    printf("\n%-28s %7s %8s %7s %6s %8s %6s %8s\n", "training", "sgemm", "tok/s", "GFLOP/s",
+    printf("\n%-28s %7s %8s %9s %6s %8s %6s %8s\n", "training", "GFLOP/s", "tok/s", "us/tok/L",
            "ratio", "ceiling", "goal", "peak GiB");
     IN_CHILD(bench_model("124M 12x768 B4 T64", &d12, 4, 64, 0.80, threads));
     IN_CHILD(bench_model("30M 6x384 B4 T256", &d6, 4, 256, 0.75, threads));
     IN_CHILD(bench_model("124M 12x768 B1 T1024", &d12_long, 1, 1024, 0, threads));
-    IN_CHILD(bench_model("3x384 B4 T256", &three, 4, 256, 0, threads));
-    IN_CHILD(bench_model("12x384 B4 T256", &twelve, 4, 256, 0, threads));
-    printf("ratio: model FLOP/s (6N + 6LCT per token) over OpenBLAS's 2048^3 rate of the same "
-           "rounds;\nceiling: the ratio if a step were its matrix products alone\n");
+    for (size_t layers = 3; layers <= 24; layers *= 2) {
+        struct gpt_config deep = {.max_seq = 256,
+                                  .vocab = 257,
+                                  .layers = layers,
+                                  .heads = 6,
+                                  .hidden = 384,
+                                  .head_rows = 256};
+        char name[32];
+        snprintf(name, sizeof name, "%zux384 B4 T256 bytes", layers);
+        IN_CHILD(bench_model(name, &deep, 4, 256, 0, threads));
+    }
+    printf("GFLOP/s: OpenBLAS 2048^3; us/tok/L: microseconds per token and layer, head included;\n"
+           "ratio: model FLOP/s (6N + 6LCT per token) over OpenBLAS's 2048^3 rate of the same "
+           "rounds;\nceiling: the ratio if a step were its matrix products alone\n\n");
+    for (size_t shards = 1; shards <= 256; shards *= 16) {
+        IN_CHILD(bench_reader(shards));
+    }
     return 0;
 }
