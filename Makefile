@@ -44,7 +44,8 @@ MAINS     = train_gpt.c data/tokenize.c
 OPS       = $(wildcard kernels/cpu/ops/*.c)
 LIB       = $(filter-out $(MAINS),$(wildcard kernels/*.c kernels/cpu/*.c hete/*.c data/*.c))
 LIB_OBJ   = $(LIB:%.c=$(BUILD)/%.o) \
-            $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(OPS:kernels/cpu/ops/%.c=$(BUILD)/ops-$d-$i/%.o)))
+            $(foreach d,$(DTYPES),$(foreach i,$(ISAS),\
+                $(OPS:kernels/cpu/ops/%.c=$(BUILD)/ops-$d-$i/%.o)))
 TESTS     = $(patsubst %.c,$(BUILD)/%,$(wildcard test/test_*.c))
 TEST_OBJ  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%,$(wildcard test/*.c)))
 FUZZERS   = $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
@@ -98,7 +99,10 @@ run-fuzzers: $(FUZZERS)
 	    echo "$$fuzzer: $(FUZZ_SECONDS) s from $$(ls $$corpus | wc -l) inputs"; \
 	    $(BUILD)/test/fuzz/$$fuzzer -max_total_time=$(FUZZ_SECONDS) -timeout=10 \
 	        -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
-	        -artifact_prefix=$(BUILD)/$$fuzzer- $$corpus; \
+	        -artifact_prefix=$(BUILD)/$$fuzzer- $$corpus >$(BUILD)/$$fuzzer.log 2>&1 || \
+	        { tail -n 50 $(BUILD)/$$fuzzer.log; exit 1; }; \
+	    sed -n 's/^stat::number_of_executed_units: */    inputs tried: /p' \
+	        $(BUILD)/$$fuzzer.log; \
 	done
 
 $(BIN)/train_gpt: $(BUILD)/train_gpt.o $(LIB_OBJ)

@@ -431,7 +431,7 @@ int state_write(const char *path, uint64_t step, const struct model_header *shap
     assert(f.bytes == head_bytes);
     for (size_t i = 0; i < part_count; i++) {
         assert(strlen(parts[i].name) < STATE_NAME_MAX);
-        strcpy(table[i].name, parts[i].name);
+        snprintf(table[i].name, sizeof table[i].name, "%s", parts[i].name);
         table[i].dtype = parts[i].dtype;
         table[i].elems = parts[i].elems;
         table[i].bytes = parts[i].elems * section_elem_bytes(parts[i].dtype);

@@ -181,8 +181,8 @@ int checkpoint_done(const char *dir, uint64_t step, struct error *err);
 int checkpoint_prune(const char *dir, uint64_t step, uint64_t keep, uint64_t major_every,
                      struct error *err);
 
-// Renames the files of all checkpoints of steps >= `from` to *.old (one generation: an older *.old is
-// replaced): a new run into an old directory, or it would later resume from the old run. Nothing
+// Renames the files of all checkpoints of steps >= `from` to *.old (one generation: an older *.old
+// is replaced): a new run into an old directory, or it would later resume from the old run. Nothing
 // that somebody may still want is lost. *count counts states.
 int checkpoint_set_aside(const char *dir, uint64_t from, size_t *count, struct error *err);
 

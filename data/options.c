@@ -371,7 +371,7 @@ static void get_value(const struct options *o, const struct option_row *row,
         memcpy(text, field, strlen(field) + 1);
         break;
     case OPTION_CHOICE:
-        strcpy(text, row->choices[*(const int *)field]);
+        snprintf(text, OPTION_TEXT_MAX, "%s", row->choices[*(const int *)field]);
         break;
     case OPTION_SWITCH:
         snprintf(text, OPTION_TEXT_MAX, "%d", *(const bool *)field);
@@ -473,7 +473,7 @@ static void apply_hellaswag(struct options *o, const char *value)
         add_note(o, "h", value, HELLASWAG " is not here (name a file with --eval)");
         return;
     }
-    strcpy(o->eval, strcmp(value, "1") == 0 ? HELLASWAG : "");
+    snprintf(o->eval, sizeof o->eval, "%s", strcmp(value, "1") == 0 ? HELLASWAG : "");
     o->given[eval - table] = 1;
 }
 

@@ -685,7 +685,7 @@ static int sync_folder(const char *prefix, struct error *err)
     if (slash)
         slash[slash == folder] = 0;
     else
-        strcpy(folder, ".");
+        snprintf(folder, sizeof folder, ".");
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool bad = fd < 0 || (fsync(fd) && errno != EINVAL); // EINVAL: has nothing to sync
     if (bad)

@@ -173,7 +173,7 @@ static int parse_command_line(struct settings *s, int argc, char **argv, struct 
         snprintf(name, sizeof name, "%.*s", (int)strcspn(arg, "="), arg);
         const char *value = strchr(arg, '=');
         if (strcmp(name, "-o") == 0)
-            strcpy(name, "--output");
+            snprintf(name, sizeof name, "--output");
         struct settings unused = *s; // an unknown option is worse than a missing value
         if (!value && i + 1 == argc && set_option(&unused, name, "", err) != STATUS_USAGE)
             return error_set(err, STATUS_USAGE, "%s: its value is missing", arg);

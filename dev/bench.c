@@ -347,7 +347,7 @@ static void print_load(void)
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 0;
+    int threads = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 0;
     struct gpt_config d6 = {
         .max_seq = 1024, .vocab = 50257, .layers = 6, .heads = 6, .hidden = 384, .head_rows = 256};
     struct gpt_config d12 = d6, d12_long = d6;
