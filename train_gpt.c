@@ -297,13 +297,17 @@ static void say_differs(void *ctx, const char *name, const char *saved, const ch
     fprintf(run->say, "resume: --%s is %s now, was %s\n", name, given, saved);
 }
 
-// Finds the newest good state in --out, and takes from it the options that were not given.
+// Finds the newest good state in --out, and takes from it the options that were not given. llm.c's
+// run scripts say -y from the first run on, so with it there may be no checkpoint yet; but one that
+// is damaged is never passed over for a new run.
 static int begin_resume(struct run *run, struct error *err)
 {
     static char text[OPTIONS_SAVED_MAX];
     size_t length;
-    if (!run->o.out[0]) {
-        return error_set(err, STATUS_USAGE, "--resume needs --out DIR, where the checkpoints are");
+    if (run->o.begin_if_none && !state_any(run->o.out)) {
+        fprintf(run->say, "resume: no checkpoint in %s yet; starting from the beginning\n",
+                run->o.out);
+        return STATUS_OK;
     }
     if (state_open_newest(&run->resumed, run->o.out, say_refused, run, err) ||
         state_read_bytes(&run->resumed, "options", text, sizeof text, &length, err) ||
@@ -582,9 +586,6 @@ static int open_out(struct run *run, struct error *err)
     const char *dir = run->o.out;
     struct model_header h = header_of(run);
     if (!dir[0]) {
-        if (run->o.checkpoint_every > 0) {
-            return error_set(err, STATUS_USAGE, "--checkpoint-every needs --out DIR");
-        }
         return STATUS_OK;
     }
     if (dir_make(dir, err) || dir_writable(dir, err) || dir_lock(&run->lock, dir, err)) {
