@@ -172,6 +172,11 @@ static int parse_command_line(struct settings *s, int argc, char **argv, struct 
         char name[64];
         snprintf(name, sizeof name, "%.*s", (int)strcspn(arg, "="), arg);
         const char *value = strchr(arg, '=');
+        if (value && strcmp(name, "--stories") == 0) {
+            s->stories = true;
+            s->inputs[s->n_inputs++] = (char *)value + 1;
+            continue;
+        }
         if (strcmp(name, "-o") == 0)
             snprintf(name, sizeof name, "--output");
         struct settings unused = *s; // an unknown option is worse than a missing value

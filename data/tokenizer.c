@@ -52,12 +52,6 @@ struct part {
     uint32_t prev, next;
 };
 
-// A pair of neighbours that may be merged, by rank (= resulting id), then from left to right.
-struct candidate {
-    uint32_t rank, left;
-    uint64_t pair; // as it was when pushed: stale if the parts have changed since
-};
-
 struct cached {
     uint64_t hash; // 0: free
     uint8_t len, n;
@@ -72,7 +66,7 @@ struct encoder {
     pcre2_match_data *match;
     struct cached *cache;
     struct part *parts;
-    struct candidate *heap;
+    uint64_t *heap;      // pairs that may be merged: rank (= resulting id) << 32 | left part
     size_t heap_n, room; // parts[room], heap[2 * room]
 };
 
@@ -86,29 +80,24 @@ static size_t merge_slot(const struct tokenizer *t, uint64_t pair)
     return i;
 }
 
-static bool before(const struct candidate *a, const struct candidate *b)
-{
-    return a->rank != b->rank ? a->rank < b->rank : a->left < b->left;
-}
-
-static void heap_push(struct encoder *e, struct candidate c)
+static void heap_push(struct encoder *e, uint64_t candidate)
 {
     size_t i = e->heap_n++;
-    while (i > 0 && before(&c, &e->heap[(i - 1) / 2])) {
+    while (i > 0 && candidate < e->heap[(i - 1) / 2]) {
         e->heap[i] = e->heap[(i - 1) / 2];
         i = (i - 1) / 2;
     }
-    e->heap[i] = c;
+    e->heap[i] = candidate;
 }
 
-static struct candidate heap_pop(struct encoder *e)
+static uint64_t heap_pop(struct encoder *e)
 {
-    struct candidate top = e->heap[0], last = e->heap[--e->heap_n];
+    uint64_t top = e->heap[0], last = e->heap[--e->heap_n];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < e->heap_n; i = child) {
-        if (child + 1 < e->heap_n && before(&e->heap[child + 1], &e->heap[child]))
+        if (child + 1 < e->heap_n && e->heap[child + 1] < e->heap[child])
             child++;
-        if (!before(&e->heap[child], &last))
+        if (e->heap[child] >= last)
             break;
         e->heap[i] = e->heap[child];
     }
@@ -124,14 +113,21 @@ static uint64_t pair_at(const struct encoder *e, uint32_t left)
     return (uint64_t)e->parts[left].token << 32 | e->parts[right].token;
 }
 
-static void push_pair(struct encoder *e, uint32_t left)
+// What the part and its right neighbour merge into; NO_TOKEN: they don't.
+static uint32_t merged(const struct encoder *e, uint32_t left)
 {
     uint64_t pair = pair_at(e, left);
     if (pair == NO_PAIR)
-        return;
+        return NO_TOKEN;
     const struct merge *m = &e->tokenizer->merges[merge_slot(e->tokenizer, pair)];
-    if (m->pair == pair)
-        heap_push(e, (struct candidate){m->result, left, pair});
+    return m->pair == pair ? m->result : NO_TOKEN;
+}
+
+static void push_pair(struct encoder *e, uint32_t left)
+{
+    uint32_t rank = merged(e, left);
+    if (rank != NO_TOKEN)
+        heap_push(e, (uint64_t)rank << 32 | left);
 }
 
 static int make_room(struct encoder *e, size_t n, struct error *err)
@@ -145,7 +141,7 @@ static int make_room(struct encoder *e, size_t n, struct error *err)
     if (parts)
         e->parts = parts;
     // At most n-1 pairs at first; a merge takes one away and adds two.
-    struct candidate *heap = realloc(e->heap, 2 * room * sizeof *heap);
+    uint64_t *heap = realloc(e->heap, 2 * room * sizeof *heap);
     if (heap)
         e->heap = heap;
     if (!parts || !heap)
@@ -172,18 +168,19 @@ static int merge_piece(struct encoder *e, const unsigned char *piece, size_t n, 
     for (uint32_t i = 0; i + 1 < n; i++)
         push_pair(e, i);
     while (e->heap_n > 0) {
-        struct candidate c = heap_pop(e);
-        if (pair_at(e, c.left) != c.pair)
-            continue;
-        struct part *left = &e->parts[c.left], *right = &e->parts[left->next];
-        left->token = c.rank;
+        uint64_t candidate = heap_pop(e);
+        uint32_t at = (uint32_t)candidate, rank = (uint32_t)(candidate >> 32);
+        if (merged(e, at) != rank)
+            continue; // stale: one of the two has been merged elsewhere
+        struct part *left = &e->parts[at], *right = &e->parts[left->next];
+        left->token = rank;
         left->next = right->next;
         right->token = NO_TOKEN;
         if (left->next != NO_TOKEN)
-            e->parts[left->next].prev = c.left;
+            e->parts[left->next].prev = at;
         if (left->prev != NO_TOKEN)
             push_pair(e, left->prev);
-        push_pair(e, c.left);
+        push_pair(e, at);
     }
     return STATUS_OK;
 }
