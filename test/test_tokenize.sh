@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests ./tokenize as users call it: text to shards and back, its refusals, a full disk.
+# shellcheck disable=SC2317,SC2031 # cases run in tap_case's subshell
 # shellcheck source=test/tap.sh
 . "$(dirname "$0")/tap.sh"
-# shellcheck disable=SC2317 # the cases are called by tap_case
 tokenize=$(cd "${TRAIN_GPT_BIN:-.}" && pwd)/tokenize
 shared=$(cd "${TRAIN_GPT_SHARED:-../shared}/data" 2>/dev/null && pwd)
 eot='<|endoftext|>'
