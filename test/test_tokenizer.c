@@ -510,6 +510,48 @@ static void check_cuts(const struct tokenizer *t)
 }
 FOR_BOTH(text_may_be_cut_where_it_says, check_cuts)
 
+// A vocabulary whose merges join each white space character with a space behind it: a cut between
+// the two shows.
+static void no_cut_within_white_space(void **state)
+{
+    (void)state;
+    static const uint32_t spaces[] = {'\t',   '\n',   0x0b,   '\r',   ' ',    0x85,
+                                      0xa0,   0x1680, 0x2000, 0x2005, 0x200a, 0x2028,
+                                      0x2029, 0x202f, 0x205f, 0x3000};
+    for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
+        unsigned char file[4096], *p = file + 1024, text[16] = "a";
+        size_t n = put_utf8(text + 1, spaces[i]);
+        memcpy(text + 1 + n, "  x", 3);
+        int32_t header[256] = {20240328, 2, 256 + (int32_t)n + 1, 256 + (int32_t)n};
+        memcpy(file, header, sizeof header);
+        for (int byte = 0; byte < 256; byte++) {
+            *p++ = 1;
+            *p++ = (unsigned char)byte;
+        }
+        for (size_t len = 2; len <= n + 1; len++) { // the character's bytes, then a space
+            *p++ = (unsigned char)len;
+            memcpy(p, text + 1, len);
+            p += len;
+        }
+        memcpy(p, "\5<end>", 6);
+        scratch_write("t.bin", file, (size_t)(p + 6 - file));
+        struct tokenizer *t;
+        must(tokenizer_read(&t, scratch("t.bin"), &err));
+        struct tokens whole = encoded(t, text, n + 4, true);
+        assert_int_equal(whole.n, 4); // a, (space space), space, x
+        for (size_t len = 0; len <= n + 4; len++) {
+            size_t cut = tokenizer_cut(t, text, len);
+            struct tokens a = encoded(t, text, cut, true);
+            struct tokens b = encoded(t, text + cut, n + 4 - cut, true);
+            assert_int_equal(a.n + b.n, 4);
+            free(a.ids);
+            free(b.ids);
+        }
+        free(whole.ids);
+        tokenizer_free(t);
+    }
+}
+
 // ---- files ----
 
 static void check_file(const struct tokenizer *t)
@@ -725,6 +767,7 @@ int main(void)
         cmocka_unit_test(a_megabyte_of_one_letter_is_no_attack),
         cmocka_unit_test(text_may_be_cut_where_it_says_bytes),
         cmocka_unit_test(text_may_be_cut_where_it_says_gpt2),
+        cmocka_unit_test(no_cut_within_white_space),
         cmocka_unit_test(a_written_file_reads_back_bytes),
         cmocka_unit_test(a_written_file_reads_back_gpt2),
         cmocka_unit_test(bad_files_are_named_and_explained),
