@@ -12,7 +12,8 @@
 // entropy per token is the loss of a perfect model that sees every story from its start. A model
 // sees rows of T tokens that begin anywhere, and has to guess again what went before; that costs
 // it a fixed number of nats per row, so the best loss on rows is the entropy plus about that over
-// T. corpus_row_loss() gives it for T.
+// T. corpus_row_loss() gives it for T: the entropy is 61.33 nats in 480.8 tokens, 0.1275 per token;
+// the best loss is 0.267 for T = 64, 0.180 for 256, 0.141 for 1024 (about 14 / T more).
 #ifndef DATA_CORPUS_H
 #define DATA_CORPUS_H
 

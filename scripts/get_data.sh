@@ -57,7 +57,8 @@ check_shard() {
     size=$(wc -c <"$1")
     magic=$(od -An -N4 -td4 "$1" | tr -d ' ')
     tokens=$(od -An -j8 -N4 -td4 "$1" | tr -d ' ')
-    [ "$magic" = 20240520 ] || die "${2-$1}: not a token shard: magic ${magic:-none}, expected 20240520"
+    [ "$magic" = 20240520 ] ||
+        die "${2-$1}: not a token shard: magic ${magic:-none}, expected 20240520"
     [ "$size" -eq $((1024 + 2 * tokens)) ] ||
         die "${2-$1}: $size bytes, expected $((1024 + 2 * tokens)) for its $tokens tokens"
 }
