@@ -1052,8 +1052,22 @@ static void close_run(struct run *run)
     free(run->losses);
 }
 
+// OpenMP's threads wait for each other by spinning for milliseconds. On a machine that others use
+// too the one waited for may not be running: a spinning thread then takes the core that it waits
+// for, and training is several times slower. A short spin, then sleep, costs nothing when alone.
+// GNU's OpenMP reads this while it is loaded, so the program starts itself once more.
+static void wait_politely(char **argv)
+{
+    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")) {
+        setenv("GOMP_SPINCOUNT", "10000", 1);
+        setenv("KMP_BLOCKTIME", "0", 0); // the same for LLVM's
+        execv("/proc/self/exe", argv);   // if it fails, only speed is lost
+    }
+}
+
 int main(int argc, char **argv)
 {
+    wait_politely(argv);
     static struct run run = {.lock.fd = -1, .resumed.fd = -1};
     struct error err = {0};
     if (options_parse(&run.o, argc, argv, &err)) {
