@@ -1,8 +1,8 @@
 // Every layer operation of every variant (dtype, ISA, matrix product) against the references in
 // double, over odd shapes.
 //
-// A case runs its operation three times, with 1, 2 and 3 threads. Each run checks every output
-// against the reference and the bytes behind each tensor; the three runs must agree in every bit.
+// A case runs its operation twice, with 1 and with 3 threads. Each run checks every output against
+// the reference and the bytes behind each tensor; the two runs must agree in every bit.
 // The tests keep to the device seam: tensors live in the device's arena and are copied.
 #include "kernels/bf16.h"
 #include "kernels/cpu/cpu.h"
@@ -106,18 +106,17 @@ static struct tensor_ref output(struct rig *r, size_t n, bool fp32)
 // An input that holds `values`, which are rounded to its dtype first.
 static struct tensor_ref input_of(struct rig *r, double *values, size_t n, bool fp32)
 {
-    struct tensor_ref t = {reserve(r, n * elem_size(r, fp32)), values, n, fp32};
+    size_t size = elem_size(r, fp32);
+    struct tensor_ref t = {reserve(r, n * size), values, n, fp32};
+    char *host = malloc(n * size + 1);
     for (size_t i = 0; i < n; i++) {
         float x = (float)values[i];
-        if (fp32 || r->variant->dtype == DTYPE_FP32) {
-            device_copy_in(r->dev, (float *)t.at + i, &x, sizeof x);
-        } else {
-            uint16_t h = bf16_round(x);
-            x = bf16_load(h);
-            device_copy_in(r->dev, (uint16_t *)t.at + i, &h, sizeof h);
-        }
-        values[i] = (double)x;
+        uint16_t h = bf16_round(x);
+        memcpy(host + i * size, size == sizeof x ? (void *)&x : (void *)&h, size);
+        values[i] = (double)(size == sizeof x ? x : bf16_load(h));
     }
+    device_copy_in(r->dev, t.at, host, n * size);
+    free(host);
     return t;
 }
 
@@ -141,11 +140,13 @@ static int32_t *input_tokens(struct rig *r, int32_t *host, size_t n)
 // What the device holds, in double; adds it to the hash.
 static double *fetch(struct rig *r, const struct tensor_ref *t)
 {
+    size_t size = elem_size(r, t->fp32);
     double *x = host_array(r, t->n);
+    char *host = malloc(t->n * size + 1);
+    device_copy_out(r->dev, host, t->at, t->n * size);
     for (size_t i = 0; i < t->n; i++) {
         uint32_t bits = 0;
-        size_t size = elem_size(r, t->fp32);
-        device_copy_out(r->dev, &bits, (char *)t->at + i * size, size);
+        memcpy(&bits, host + i * size, size);
         r->hash = (r->hash ^ bits) * 0x100000001b3u;
         float f = bf16_load((uint16_t)bits);
         if (size == sizeof f) {
@@ -153,6 +154,7 @@ static double *fetch(struct rig *r, const struct tensor_ref *t)
         }
         x[i] = (double)f;
     }
+    free(host);
     return x;
 }
 
@@ -655,18 +657,16 @@ struct op_case {
 static void test_op(void **state)
 {
     const struct op_case *c = *state;
-    uint64_t hash[3], base;
-    for (int threads = 1; threads <= 3; threads++) {
-        if (!run_op(c->op, c->variant, threads, hash + threads - 1)) {
-            skip();
-        }
+    uint64_t hash, more_threads, base;
+    if (!run_op(c->op, c->variant, 1, &hash)) {
+        skip();
     }
-    assert_int_equal(hash[0], hash[1]);
-    assert_int_equal(hash[0], hash[2]);
+    assert_true(run_op(c->op, c->variant, 3, &more_threads));
+    assert_int_equal(hash, more_threads);
     if (c->op->same_in_every_isa) {
         struct variant own = {"base", c->variant->dtype, ISA_BASE, true};
         assert_true(run_op(c->op, &own, 1, &base));
-        assert_int_equal(hash[0], base);
+        assert_int_equal(hash, base);
     }
 }
 
