@@ -60,7 +60,8 @@ tap_case 'fp32: the same bits with 1, 2 and 3 threads' threads fp32
 tap_case 'bf16: the same bits with 1, 2 and 3 threads' threads bf16
 tap_case 'the same command gives the same bits, another seed or rate others' seed_and_options
 for i in avx2 avx512; do
-    if TRAIN_GPT_ISA=$i train_gpt -i "$data/a_train*.bin" "${tiny[@]}" --steps 0 >/dev/null 2>&1; then
+    if TRAIN_GPT_ISA=$i train_gpt -i "$data/a_train*.bin" "${tiny[@]}" --steps 0 \
+        >/dev/null 2>&1; then
         tap_case "fp32: $i gives the losses of the baseline" isa fp32 $i 1e-6
         tap_case "bf16: $i gives the losses of the baseline" isa bf16 $i 1e-3
     else

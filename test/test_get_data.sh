@@ -71,7 +71,8 @@ case_resumed() {
     mkdir data
     cp "$shared/tinyshakespeare.txt" mirror/input.txt
     head -c 500000 mirror/input.txt >data/tinyshakespeare.txt.part
-    printf 'x' | dd of=mirror/input.txt conv=notrunc status=none # the part that is not fetched again
+    # The part that is not fetched again.
+    printf 'x' | dd of=mirror/input.txt conv=notrunc status=none
     get tinyshakespeare
     cmp data/tinyshakespeare.txt "$shared/tinyshakespeare.txt"
 }

@@ -251,7 +251,8 @@ case_moved_data_is_the_same_data() {
     train --steps 8 -n 4 --out "$scratch/whole" >/dev/null
     cut_back "$scratch/whole" "$scratch/a" 4
     cp -r "$data" "$scratch/moved"
-    train_gpt --resume --out "$scratch/a" --threads 1 -i "$scratch/moved/a_train*.bin" >"$scratch/log"
+    train_gpt --resume --out "$scratch/a" --threads 1 -i "$scratch/moved/a_train*.bin" \
+        >"$scratch/log"
     fails grep -q 'not the data' "$scratch/log"
     cmp "$(model "$scratch/whole" 8)" "$(model "$scratch/a" 8)"
 }

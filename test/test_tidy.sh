@@ -66,7 +66,7 @@ rule_no_large_files() {
 
 # Unbounded copies, conversions that cannot report an error, names that race.
 rule_no_forbidden_calls() {
-    ours '*.c' '*.h' | xargs grep -nE \
+    ours '*.c' '*.h' ':!test/test_*' | xargs grep -nE \
         '\b(strcpy|strcat|v?sprintf|gets|atoi|atol|atof|tmpnam|tempnam|mktemp)\(' | none
 }
 

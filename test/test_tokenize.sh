@@ -112,7 +112,8 @@ case_tinyshakespeare() {
     # One end-of-text stands before each part.
     [ "$(count ts_train_000000.bin)" = $((301966 + 1)) ]
     [ "$(count ts_val_000000.bin)" = $((36059 + 1)) ]
-    [ "$(tokens ts_train_000000.bin | head -n 1 | cut -d' ' -f1-6)" = '50256 5962 22307 25 198 8421' ]
+    [ "$(tokens ts_train_000000.bin | head -n 1 | cut -d' ' -f1-6)" = \
+        '50256 5962 22307 25 198 8421' ]
     "$tokenize" "$shared/tinyshakespeare.txt" -o ts --bpe "$shared" --val-fraction 0
     [ "$(count ts_train_000000.bin)" = $((338025 + 1)) ]
 }

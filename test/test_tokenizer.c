@@ -395,7 +395,7 @@ static void naive_bpe(const struct naive *naive, const char *word, struct tokens
         for (size_t i = 0; i < n; i++, kept++) {
             bool hit = i + 1 < n && strcmp(parts[i], left) == 0 && strcmp(parts[i + 1], right) == 0;
             if (kept != i)
-                strcpy(parts[kept], parts[i]);
+                memmove(parts[kept], parts[i], strlen(parts[i]) + 1);
             if (hit)
                 strcat(parts[kept], parts[++i]);
         }
