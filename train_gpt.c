@@ -714,6 +714,16 @@ static int encode_prompt(struct run *run, struct tokens *out, struct error *err)
     return STATUS_OK;
 }
 
+// Found at start, not at the first sample.
+static int check_prompt(struct run *run, struct error *err)
+{
+    struct tokens prompt = {0};
+    bool used = run->o.generate || (run->o.sample_every > 0 && run->o.sample_tokens > 0);
+    int status = used ? encode_prompt(run, &prompt, err) : STATUS_OK;
+    free(prompt.ids);
+    return status;
+}
+
 static int sample(struct run *run, uint64_t seed, struct error *err)
 {
     struct tokens prompt = {0};
@@ -745,7 +755,7 @@ static int run_generate(struct run *run, struct error *err)
                          "--generate needs a trained --model FILE (model_*.bin), not %s", o->model);
     }
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
-        open_device(run, err)) {
+        check_prompt(run, err) || open_device(run, err)) {
         return err->status;
     }
     print_model(run);
@@ -995,8 +1005,8 @@ static int run_training(struct run *run, struct error *err)
     }
     guess_val(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
-        choose_batch(run, err) || open_data(run, err) || open_out(run, err) ||
-        open_device(run, err)) {
+        choose_batch(run, err) || check_prompt(run, err) || open_data(run, err) ||
+        open_out(run, err) || open_device(run, err)) {
         return err->status;
     }
     print_model(run);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -882,6 +883,15 @@ int checkpoint_room(const char *dir, const struct model_header *h, uint64_t keep
                          "no room for checkpoints in %s: %llu of %.2f GB each are needed, %.2f GB "
                          "are free: make room, lower --keep, or choose another --out",
                          dir, (ull)wanted, each / 1e9, (double)available / 1e9);
+    }
+    struct rlimit limit;
+    double state = 12.0 * (double)model_elems(h);
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        state > (double)limit.rlim_cur) {
+        return error_set(err, STATUS_FAIL,
+                         "a training state has %.2f GB, but files may not be larger than %.2f GB "
+                         "here: raise that limit (ulimit -f)",
+                         state / 1e9, (double)limit.rlim_cur / 1e9);
     }
     return STATUS_OK;
 }

@@ -188,7 +188,7 @@ int checkpoint_set_aside(const char *dir, uint64_t from, size_t *count, struct e
 
 // Before step 0: is there room for the keep + 2 checkpoints that can exist at one time (the new
 // one, and the old one until it is pruned)? With keep 0 for two. Those that are there already
-// count.
+// count. And may a file be as large as a state (ulimit -f)?
 int checkpoint_room(const char *dir, const struct model_header *h, uint64_t keep,
                     struct error *err);
 
