@@ -55,6 +55,7 @@ need build libxxhash-dev have_header xxhash.h
 # Found at run time. Without it the program works, slowly, and says so: nothing to fail a build for.
 [ -n "$check" ] || need build libopenblas0-pthread have_library 'libopenblas\.so\.0'
 need test libcmocka-dev have_header cmocka.h
+need test curl have_command curl
 need test binutils have_command objdump
 need ci git have_command git
 need ci shellcheck have_command shellcheck

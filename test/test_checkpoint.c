@@ -923,11 +923,16 @@ static void fifty_kills_lose_nothing(void **state)
     unsigned seed = (unsigned)time(NULL);
     fprintf(stderr, "seed %u\n", seed);
     for (int kill_number = 0; kill_number < 50; kill_number++) {
+        // A folder each: a kill between model and state leaves a model that only a resumed run,
+        // which these are not, would complete.
+        char dir[PATH_MAX];
+        snprintf(dir, sizeof dir, "%s/%d", (const char *)*state, kill_number);
+        assert_int_equal(mkdir(dir, 0700), 0);
         int pipes[2];
         assert_int_equal(pipe(pipes), 0);
         pid_t pid = fork();
         if (pid == 0) {
-            write_for_ever(*state, pipes[1]);
+            write_for_ever(dir, pipes[1]);
         }
         close(pipes[1]);
         uint64_t told = 0, step;
@@ -946,14 +951,12 @@ static void fifty_kills_lose_nothing(void **state)
         struct state_file s;
         struct refusals r = {0};
         struct dir_lock lock;
-        size_t removed;
-        succeeded(dir_lock(&lock, *state, &err), &err);
-        succeeded(state_open_newest(&s, *state, count_refusal, &r, &err), &err);
+        succeeded(dir_lock(&lock, dir, &err), &err);
+        succeeded(state_open_newest(&s, dir, count_refusal, &r, &err), &err);
         assert_true(s.step >= told && s.step <= told + 1);
         assert_int_equal(r.count, 0);
         state_close(&s);
-        assert_true(files_in(*state) <= 3 * 3 + 1);
-        succeeded(checkpoint_set_aside(*state, 0, &removed, &err), &err);
+        assert_true(files_in(dir) <= 3 * 3 + 1);
         dir_unlock(&lock);
     }
 }
