@@ -707,7 +707,8 @@ static int state_step(const char *name, uint64_t *step)
     return strcmp(name, again) == 0;
 }
 
-int state_list(const char *dir, uint64_t **steps, size_t *count, struct error *err)
+// Steps of which there is a state, newest first, good or not. *steps is malloc'ed.
+static int state_list(const char *dir, uint64_t **steps, size_t *count, struct error *err)
 {
     DIR *d = opendir(dir);
     if (!d) {

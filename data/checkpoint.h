@@ -168,9 +168,6 @@ int state_open_newest(struct state_file *s, const char *dir, state_refused_fn *r
 // Is there any state, good or not? (Where there is none, -y 1 begins a new run.)
 bool state_any(const char *dir);
 
-// Steps of which there is a state, newest first, good or not. *steps is malloc'ed.
-int state_list(const char *dir, uint64_t **steps, size_t *count, struct error *err);
-
 // The empty file DONE_%08d, once the checkpoint of `step` is complete.
 int checkpoint_done(const char *dir, uint64_t step, struct error *err);
 

@@ -44,7 +44,7 @@ static const char *json_number(double x, char text[32])
     return text;
 }
 
-int log_step_json(char *buf, size_t size, const struct log_step *s)
+static int log_step_json(char *buf, size_t size, const struct log_step *s)
 {
     char loss[32], norm[32], lr[32], mfu[32];
     return snprintf(buf, size,

@@ -87,7 +87,6 @@ int log_close(struct log *log, struct error *err);
 // `step  1/60 | loss 7.356158 | norm 6.2413 | lr 3.00e-04 | 12.34 ms | 45.6% bf16 MFU | 12345
 // tok/s`
 int log_step_line(char *buf, size_t size, const struct log_config *c, const struct log_step *s);
-int log_step_json(char *buf, size_t size, const struct log_step *s);
 int log_bar_line(char *buf, size_t size, const struct log *log, const struct log_step *s,
                  int columns);
 

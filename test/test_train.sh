@@ -13,7 +13,8 @@ train() {
 
 num='-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?'
 step_line="step +[0-9]+/[0-9]+ \\| loss [0-9]+\\.[0-9]{6} \\| norm [0-9]+\\.[0-9]{4} \\| \
-lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| [0-9]+\\.[0-9]{2} ms \\| [0-9]+\\.[0-9]%DTYPE MFU \\| [0-9]+ tok/s"
+lr [0-9]\\.[0-9]{2}e[-+][0-9]{2} \\| [0-9]+\\.[0-9]{2} ms \\| \
+[0-9]+\\.[0-9]%DTYPE MFU \\| [0-9]+ tok/s"
 json_step="\\{\"step\":[0-9]+,\"tokens\":[0-9]+,\"loss\":$num,\"norm\":$num,\"lr\":$num,\
 \"ms\":$num,\"tok_per_s\":$num,\"mfu\":$num,\"skipped\":(true|false)\\}"
 json_val="\\{\"step\":[0-9]+,\"tokens\":[0-9]+,\"(val_loss|eval)\":$num\\}"
@@ -82,7 +83,9 @@ well_formed() {
             else if (tag !~ /\/$/) open[++depth] = word[1]
             if (gsub(/"/, "", tag) % 2) bad = "quotes: " tag
         }
-        END { if (depth) bad = "not closed: " open[depth]; if (bad) print bad; exit bad != "" }' "$1"
+        END { if (depth) bad = "not closed: " open[depth]
+              if (bad) print bad
+              exit bad != "" }' "$1"
 }
 
 case_the_picture() {
