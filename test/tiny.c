@@ -1,0 +1,207 @@
+#include "test/tiny.h"
+#include "test/cmocka.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *test_alloc(size_t n, size_t size)
+{
+    void *p = calloc(n ? n : 1, size);
+    assert_non_null(p);
+    return p;
+}
+
+// ---- random numbers -----------------------------------------------------------------------------
+
+uint64_t rng_bits(uint64_t *rng)
+{
+    uint64_t x = *rng += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+double rng_unit(uint64_t *rng)
+{
+    return (double)(rng_bits(rng) >> 11) * 0x1p-53;
+}
+
+size_t rng_below(uint64_t *rng, size_t n)
+{
+    return (size_t)(rng_unit(rng) * (double)n);
+}
+
+double rng_normal(uint64_t *rng)
+{
+    double sum = -6;
+    for (int i = 0; i < 12; i++) {
+        sum += rng_unit(rng);
+    }
+    return sum;
+}
+
+uint64_t test_seed(void)
+{
+    const char *text = getenv("TEST_SEED");
+    uint64_t seed = text ? strtoull(text, NULL, 0) : 1337;
+    fprintf(stderr, "TEST_SEED=%llu\n", (unsigned long long)seed);
+    return seed;
+}
+
+// ---- sessions -----------------------------------------------------------------------------------
+
+void tiny_open(struct tiny *t, const struct tiny_shape *shape)
+{
+    struct gpt_config config = {.max_seq = shape->max_seq,
+                                .vocab = shape->vocab,
+                                .layers = shape->layers,
+                                .heads = shape->heads,
+                                .hidden = shape->hidden,
+                                .head_rows = shape->head_rows};
+    struct device_config device = {.kind = "cpu",
+                                   .dtype = shape->dtype,
+                                   .threads = shape->threads,
+                                   .head_size = gpt_head_size(&config),
+                                   .max_seq = shape->max_seq,
+                                   .padded_vocab = gpt_padded_vocab(&config)};
+    struct session_config session = {
+        .B = shape->B, .T = shape->T, .micro_batches = shape->micro_batches, .train = !shape->eval};
+    struct error err = {0};
+    *t = (struct tiny){.tokens = shape->B * shape->T * shape->micro_batches};
+    assert_int_equal(gpt_check(&config, &err), STATUS_OK);
+    gpt_open(&t->gpt, &config);
+    t->elems = tiny_unit_at(t, t->gpt.model.units);
+    if (device_open(&t->dev, &device, &err) ||
+        session_open(&t->s, t->dev, &t->gpt.model, &session, &err)) {
+        fail_msg("%s", err.text);
+    }
+}
+
+void tiny_close(struct tiny *t)
+{
+    session_close(t->s);
+    device_close(t->dev);
+}
+
+size_t tiny_unit_at(const struct tiny *t, size_t unit)
+{
+    return unit == 0 ? 0 : t->gpt.model.embed.params + (unit - 1) * t->gpt.model.block.params;
+}
+
+void tiny_each(const struct tiny *t, tiny_tensor_fn f, void *ctx)
+{
+    for (size_t u = 0; u < t->gpt.model.units; u++) {
+        const struct unit *unit = model_unit(&t->gpt.model, u);
+        for (size_t i = 0; i < unit->n_tensors; i++) {
+            f(ctx, u, unit->tensors + i, tiny_unit_at(t, u) + unit->tensors[i].offset);
+        }
+    }
+}
+
+const struct tensor *tiny_tensor(const struct tiny *t, size_t unit, const char *name)
+{
+    const struct unit *u = model_unit(&t->gpt.model, unit);
+    for (size_t i = 0; i < u->n_tensors; i++) {
+        if (strcmp(u->tensors[i].name, name) == 0) {
+            return u->tensors + i;
+        }
+    }
+    fail_msg("no tensor %s in unit %zu", name, unit);
+    return NULL;
+}
+
+float *tiny_read(const struct tiny *t, enum state state)
+{
+    float *x = test_alloc(t->elems, sizeof *x);
+    for (size_t u = 0; u < t->gpt.model.units; u++) {
+        session_read(t->s, state, u, 0, x + tiny_unit_at(t, u),
+                     model_unit(&t->gpt.model, u)->params);
+    }
+    return x;
+}
+
+void tiny_write(const struct tiny *t, enum state state, const float *x)
+{
+    for (size_t u = 0; u < t->gpt.model.units; u++) {
+        session_write(t->s, state, u, 0, x + tiny_unit_at(t, u),
+                      model_unit(&t->gpt.model, u)->params);
+    }
+}
+
+void tiny_init(const struct tiny *t, uint64_t seed)
+{
+    float *x = test_alloc(t->elems, sizeof *x);
+    for (size_t u = 0; u < t->gpt.model.units; u++) {
+        gpt_init(&t->gpt, seed, u, 0, x + tiny_unit_at(t, u), model_unit(&t->gpt.model, u)->params);
+    }
+    tiny_write(t, STATE_PARAMS, x);
+    free(x);
+}
+
+struct scramble {
+    const struct tiny *t;
+    uint64_t rng;
+    float *x;
+};
+
+static void scramble_tensor(void *ctx, size_t unit, const struct tensor *tensor, size_t first)
+{
+    struct scramble *s = ctx;
+    (void)unit;
+    double weight = 1 / sqrt((double)s->t->gpt.config.hidden);
+    for (size_t i = 0; i < tensor->init_elems; i++) {
+        double deviation = tensor->init_std > 0 ? weight : 0.1;
+        s->x[first + i] = (float)((double)tensor->init_value + deviation * rng_normal(&s->rng));
+    }
+}
+
+void tiny_scramble(const struct tiny *t, uint64_t seed)
+{
+    struct scramble s = {.t = t, .rng = seed, .x = test_alloc(t->elems, sizeof(float))};
+    tiny_each(t, scramble_tensor, &s);
+    tiny_write(t, STATE_PARAMS, s.x);
+    free(s.x);
+}
+
+float *tiny_gradient(const struct tiny *t, const int32_t *tokens, const int32_t *targets,
+                     double *norm)
+{
+    struct session_update update = {.beta2 = 0.5, .eps = 1};
+    struct session_result result;
+    float *m = tiny_read(t, STATE_M), *v = tiny_read(t, STATE_V);
+    session_step(t->s, tokens, targets, &update, &result);
+    float *gradient = tiny_read(t, STATE_M);
+    tiny_write(t, STATE_M, m);
+    tiny_write(t, STATE_V, v);
+    free(m);
+    free(v);
+    if (norm) {
+        *norm = result.norm;
+    }
+    return gradient;
+}
+
+double tiny_loss(const struct tiny *t, const int32_t *tokens, const int32_t *targets)
+{
+    size_t n = session_decode_limit(t->s); // B*T
+    float *losses = test_alloc(n, sizeof *losses);
+    double sum = 0;
+    session_losses(t->s, tokens, targets, losses);
+    for (size_t i = 0; i < n; i++) {
+        sum += (double)losses[i];
+    }
+    free(losses);
+    return sum / (double)n;
+}
+
+int32_t *tiny_batch(uint64_t *rng, size_t n, size_t vocab)
+{
+    int32_t *batch = test_alloc(2 * n, sizeof *batch);
+    for (size_t i = 0; i < n; i++) {
+        batch[i] = (int32_t)rng_below(rng, vocab);
+        batch[n + i] = rng_below(rng, 9) ? (int32_t)rng_below(rng, vocab) : -1;
+    }
+    return batch;
+}

@@ -1,0 +1,70 @@
+// tiny.h - small GPTs in a session on the cpu device, and random numbers, for tests.
+//
+// A failure of anything here that is not itself under test fails the running case.
+#ifndef TEST_TINY_H
+#define TEST_TINY_H
+
+#include "hete/session.h"
+#include "kernels/gpt.h"
+
+struct tiny_shape {
+    size_t layers, heads, hidden, vocab, max_seq, head_rows;
+    size_t B, T, micro_batches;
+    enum dtype dtype;
+    int threads;
+    bool eval; // no gradients, no moments
+};
+
+struct tiny {
+    struct gpt gpt;
+    struct device *dev;
+    struct session *s;
+    size_t elems;  // of all units, one behind the other, gaps included
+    size_t tokens; // of a step
+};
+
+void tiny_open(struct tiny *t, const struct tiny_shape *shape);
+void tiny_close(struct tiny *t);
+
+// The state of all units as one array; the caller frees it.
+float *tiny_read(const struct tiny *t, enum state state);
+void tiny_write(const struct tiny *t, enum state state, const float *x);
+
+// Calls f for every tensor of every unit; first: its first element in the arrays above.
+typedef void (*tiny_tensor_fn)(void *ctx, size_t unit, const struct tensor *tensor, size_t first);
+void tiny_each(const struct tiny *t, tiny_tensor_fn f, void *ctx);
+// Where a unit starts in the arrays above, and one of its tensors by name.
+size_t tiny_unit_at(const struct tiny *t, size_t unit);
+const struct tensor *tiny_tensor(const struct tiny *t, size_t unit, const char *name);
+
+// The initial values that training starts from.
+void tiny_init(const struct tiny *t, uint64_t seed);
+// Values so large that every part of the model matters: weights of deviation 1/sqrt(C), norms and
+// biases away from 1 and 0. Padding and gaps stay 0. The same values whatever the dtype.
+void tiny_scramble(const struct tiny *t, uint64_t seed);
+
+// Gradients of the mean loss, all units, without a trace in the session (a step with lr = beta1 =
+// 0, whose first moment is the gradient). norm may be NULL. The caller frees it.
+float *tiny_gradient(const struct tiny *t, const int32_t *tokens, const int32_t *targets,
+                     double *norm);
+
+// Mean of session_losses over the tokens of one micro-batch.
+double tiny_loss(const struct tiny *t, const int32_t *tokens, const int32_t *targets);
+
+// n random tokens below vocab, and as many targets, of which one in nine is -1. Two arrays in one;
+// the caller frees it: targets start at n.
+int32_t *tiny_batch(uint64_t *rng, size_t n, size_t vocab);
+
+// splitmix64 (Steele et al. 2014): 64 random bits, a number in [0, 1), one of 0 .. n-1, and an
+// approximately normal number (a sum of twelve uniform ones).
+uint64_t rng_bits(uint64_t *rng);
+double rng_unit(uint64_t *rng);
+size_t rng_below(uint64_t *rng, size_t n);
+double rng_normal(uint64_t *rng);
+
+// The seed of this run: TEST_SEED or a fixed one; says so on stderr.
+uint64_t test_seed(void);
+
+void *test_alloc(size_t n, size_t size);
+
+#endif
