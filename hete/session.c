@@ -579,9 +579,28 @@ bool session_find_nonfinite(struct session *s, char *out, size_t size)
 
 // ---- opening ------------------------------------------------------------------------------------
 
+// Tokens of a step: beyond any machine, and few enough that the sizes of the largest model that can
+// be asked for (gpt_check) stay below 2^64 bytes.
+#define TOKENS_MAX ((size_t)1 << 31)
+
+static int check_batch(const struct session_config *c, struct error *err)
+{
+    if (c->B < 1 || c->T < 1 || c->micro_batches < 1 || c->B > TOKENS_MAX ||
+        c->T > TOKENS_MAX / c->B || c->micro_batches > TOKENS_MAX / (c->B * c->T)) {
+        return error_set(err, STATUS_FAIL,
+                         "%zu micro-batches of %zu rows of %zu tokens: a step has from 1 to %zu "
+                         "tokens; see --micro-batch, --seq and --total-batch",
+                         c->micro_batches, c->B, c->T, TOKENS_MAX);
+    }
+    return STATUS_OK;
+}
+
 int session_open(struct session **out, struct device *dev, const struct model *model,
                  const struct session_config *config, struct error *err)
 {
+    if (check_batch(config, err)) {
+        return err->status;
+    }
     struct session *s = calloc(1, sizeof *s);
     size_t tokens = config->B * config->T * config->micro_batches;
     if (s) {

@@ -34,6 +34,7 @@ struct session_config {
     bool train;           // false: no gradients, no moments
 };
 
+// STATUS_FAIL: no memory for the arena, or a batch beyond any machine's.
 int session_open(struct session **out, struct device *dev, const struct model *model,
                  const struct session_config *config, struct error *err);
 void session_close(struct session *s);
