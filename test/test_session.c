@@ -1287,13 +1287,13 @@ static void test_too_large(void **state)
     struct error err;
     char number[32];
     (void)state;
-    assert_int_equal(
-        try_open(config, (struct session_config){.B = 1, .T = 1, .micro_batches = 1, .train = true},
-                 &err),
-        STATUS_FAIL);
+    const struct session_config large = {
+        .B = (size_t)1 << 17, .T = 1024, .micro_batches = 1, .train = true};
+    assert_int_equal(try_open(config, large, &err), STATUS_FAIL);
     assert_non_null(strstr(err.text, "no memory for an arena of"));
     unsigned long long bytes = strtoull(strstr(err.text, "arena of") + 9, NULL, 10);
-    assert_true(bytes > 16ull * 1000 * 12 * 65536 * 65536);
+    unsigned long long params = 1000ull * 12 * 65536 * 65536, row = 1ull << (27 + 16 + 2);
+    assert_true(bytes > 16 * params + 1000 * 10 * row);
     for (size_t i = 0; i < COUNT(sessions); i++) {
         assert_int_equal(try_open(config, sessions[i], &err), STATUS_FAIL);
         snprintf(number, sizeof number, "%zu", sessions[i].B);
@@ -1317,10 +1317,10 @@ static void check_slope(void *ctx, size_t unit, const struct tensor *tensor, siz
     size_t n = tensor->elems;
     const float *g = s->g + first;
     double length = norm_of(g, n), loss[2];
-    if (length < 1e-3 * s->most) {
+    if (length < 5e-3 * s->most) {
         return; // 0 but for rounding, or too small for differences of fp32 losses
     }
-    double h = fmin(2e-3 / length, 0.02);
+    double h = fmin(4e-4 / length, 4e-4);
     float *p = test_alloc(n, sizeof *p), *moved = test_alloc(n, sizeof *moved);
     session_read(s->t->s, STATE_PARAMS, unit, tensor->offset, p, n);
     for (int side = 0; side < 2; side++) {
@@ -1332,7 +1332,7 @@ static void check_slope(void *ctx, size_t unit, const struct tensor *tensor, siz
     }
     session_write(s->t->s, STATE_PARAMS, unit, tensor->offset, p, n);
     double slope = (loss[1] - loss[0]) / (2 * h);
-    if (!(fabs(slope - length) <= 0.02 * length + 1e-3 * s->most)) {
+    if (!(fabs(slope - length) <= 0.02 * length + 2e-3 * s->most)) {
         fail_msg("%s of unit %zu: gradient of length %g, along it the loss rises by %g",
                  tensor->name, unit, length, slope);
     }
@@ -1345,7 +1345,7 @@ static struct tiny_shape random_shape(uint64_t *rng, size_t i)
     size_t heads = 1 + rng_below(rng, 4), hs = 1 + rng_below(rng, 13);
     struct tiny_shape s = {.layers = 1 + rng_below(rng, 3),
                            .heads = heads,
-                           .hidden = heads * hs < 3 ? 3 * heads : heads * hs,
+                           .hidden = heads * hs < 5 ? 5 * heads : heads * hs,
                            .vocab = i == 0 ? 2 : 2 + rng_below(rng, 299),
                            .head_rows = 1 + rng_below(rng, 200),
                            .B = i % 3 == 1 ? 1 : 1 + rng_below(rng, 3),
