@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#define TURNS      15
+#define TURNS      21
 #define FAR_FLOATS ((size_t)48 << 20)
 
 struct shape {
@@ -117,20 +117,22 @@ int main(void)
     float *far = buffer(FAR_FLOATS), *a = buffer((size_t)256 * 12576 + (4 << 20));
     float *other = buffer((size_t)4 << 20);
     double best = 0;
-    printf("%-10s    %5s x%5s x%6s %11s %9s %7s   of the large product: blas, own\n", isa_name(isa),
-           "m", "n", "k", name, "own", "ratio");
+    printf("%-7s own / %s\n%-10s    %5s x%5s x%6s %9s %9s %7s %15s\n", isa_name(isa), name, "", "m", "n",
+           "k", "blas", "own", "ratio", "of large: own");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const struct shape *s = shapes + i;
-        double of[2][TURNS];
+        double x[TURNS], y[TURNS], ratio[TURNS];
         for (int t = -2; t < TURNS; t++) {
-            of[0][t < 0 ? 0 : t] = rate(blas, s, far, a, other);
-            of[1][t < 0 ? 0 : t] = rate(own, s, far, a, other);
+            int at = t < 0 ? 0 : t;
+            x[at] = rate(blas, s, far, a, other);
+            y[at] = rate(own, s, far, a, other);
+            ratio[at] = y[at] / x[at];
         }
-        double x = median(of[0], TURNS), y = median(of[1], TURNS);
-        best = i == 0 ? x : best;
-        printf("%-10s %c%c %5zu x%5zu x%6zu %11.1f %15.1f %7.3f   %.3f %.3f\n", s->what,
-               s->ta ? 'T' : 'N', s->tb ? 'T' : 'N', s->m, s->n, s->k, x, y, y / x, x / best,
-               y / best);
+        double blas_rate = median(x, TURNS), own_rate = median(y, TURNS);
+        best = i == 0 ? blas_rate : best;
+        printf("%-10s %c%c %5zu x%5zu x%6zu %9.1f %9.1f %7.3f %15.3f\n", s->what,
+               s->ta ? 'T' : 'N', s->tb ? 'T' : 'N', s->m, s->n, s->k, blas_rate, own_rate,
+               median(ratio, TURNS), own_rate / best);
     }
     return 0;
 }

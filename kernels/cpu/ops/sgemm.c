@@ -40,7 +40,10 @@
 #else
 #define PREFC(x)
 #endif
-#define KC ((size_t)256)
+#ifndef KCN
+#define KCN 256
+#endif
+#define KC ((size_t)KCN)
 #define MC ((size_t)512)
 
 // A matrix by the distances in memory of neighbours along k, and across it.
@@ -55,30 +58,30 @@ struct view {
 typedef __m512d vd;
 typedef __m512 vm;
 
-static inline vm load_lanes(const float *x, size_t ld)
+static inline vm load_lanes(const float *const *row, size_t p)
 {
-    vm v = _mm512_castps128_ps512(_mm_loadu_ps(x));
-    v = _mm512_insertf32x4(v, _mm_loadu_ps(x + 4 * ld), 1);
-    v = _mm512_insertf32x4(v, _mm_loadu_ps(x + 8 * ld), 2);
-    return _mm512_insertf32x4(v, _mm_loadu_ps(x + 12 * ld), 3);
+    vm v = _mm512_castps128_ps512(_mm_loadu_ps(row[0] + p));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(row[4] + p), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(row[8] + p), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(row[12] + p), 3);
 }
 #else
 #define MM(op) _mm256_##op
 typedef __m256d vd;
 typedef __m256 vm;
 
-static inline vm load_lanes(const float *x, size_t ld)
+static inline vm load_lanes(const float *const *row, size_t p)
 {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(x + 4 * ld),
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row[0] + p)), _mm_loadu_ps(row[4] + p),
                                 1);
 }
 #endif
 
-// out[i*step + j] = x[j*ld + i] for i < 4, j < VL.
-static inline void transpose4(float *out, size_t step, const float *x, size_t ld)
+// out[i*step + j] = row[j][p+i] for i < 4, j < VL.
+static inline void transpose4(float *out, size_t step, const float *const *row, size_t p)
 {
-    vm x0 = load_lanes(x, ld), x1 = load_lanes(x + ld, ld);
-    vm x2 = load_lanes(x + 2 * ld, ld), x3 = load_lanes(x + 3 * ld, ld);
+    vm x0 = load_lanes(row, p), x1 = load_lanes(row + 1, p);
+    vm x2 = load_lanes(row + 2, p), x3 = load_lanes(row + 3, p);
     vd t0 = (vd)MM(unpacklo_ps)(x0, x1), t1 = (vd)MM(unpackhi_ps)(x0, x1);
     vd t2 = (vd)MM(unpacklo_ps)(x2, x3), t3 = (vd)MM(unpackhi_ps)(x2, x3);
     vstoref(out, (vf)MM(unpacklo_pd)(t0, t2));
@@ -91,24 +94,33 @@ static inline void transpose4(float *out, size_t step, const float *x, size_t ld
 // out[p*step + i] = element (p,i) of x, for p < k, i < width <= step. Beyond width: anything.
 static void pack(float *out, size_t step, struct view x, size_t k, size_t width)
 {
-    for (size_t i = 0; i < width; i += VL) {
+    for (size_t i = 0; i < width; i += VL, out += VL, x.at += VL * x.across) {
         size_t p = 0, w = min(VL, width - i);
-        const float *from = x.at + i * x.across;
         if (x.across == 1 && w == VL) {
             for (; p < k; p++) {
-                vstoref(out + p * step + i, vloadf(from + p * x.along));
+                vstoref(out + p * step, vloadf(x.at + p * x.along));
+            }
+        } else if (x.across == 1 && w >= VL / 2) { // two halves that overlap
+            for (; p < k; p++) {
+                const float *from = x.at + p * x.along, *end = from + w - VL / 2;
+                memcpy(out + p * step, from, VEC_BYTES / 2);
+                memcpy(out + p * step + w - VL / 2, end, VEC_BYTES / 2);
             }
         }
 #if VEC_BYTES > 16
-        if (x.along == 1 && w == VL) {
+        if (x.along == 1) {
+            const float *row[VEC_BYTES / 4];
+            for (size_t j = 0; j < VL; j++) {
+                row[j] = x.at + min(j, w - 1) * x.across;
+            }
             for (; p + 4 <= k; p += 4) {
-                transpose4(out + p * step + i, step, from + p, x.across);
+                transpose4(out + p * step, step, row, p);
             }
         }
 #endif
         for (; p < k; p++) {
             for (size_t j = 0; j < VL; j++) {
-                out[p * step + i + j] = j < w ? from[p * x.along + j * x.across] : 0;
+                out[p * step + j] = x.at[p * x.along + min(j, w - 1) * x.across];
             }
         }
     }
@@ -197,8 +209,8 @@ static struct view from(struct view x, size_t along, size_t across)
 
 static void panel(size_t m, size_t n, size_t k, struct view a, struct view b, bool add, float *c, size_t ldc)
 {
-    float pa[((512 + 13) / 6 + 1) * 8 * 256] __attribute__((aligned(64)));
-    float pb[256 * 2 * VEC_BYTES / 4] __attribute__((aligned(64)));
+    float pa[(VEC_BYTES == 64 ? 38 * 16 : 87 * 8) * KCN] __attribute__((aligned(64)));
+    float pb[KCN * 2 * VEC_BYTES / 4] __attribute__((aligned(64)));
     size_t groups = (m + MR - 1) / MR;
     for (size_t g = 0; g < groups; g++) {
         size_t i = g * m / groups, end = (g + 1) * m / groups;
