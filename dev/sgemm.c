@@ -117,8 +117,8 @@ int main(void)
     float *far = buffer(FAR_FLOATS), *a = buffer((size_t)256 * 12576 + (4 << 20));
     float *other = buffer((size_t)4 << 20);
     double best = 0;
-    printf("%-7s own / %s\n%-10s    %5s x%5s x%6s %9s %9s %7s %15s\n", isa_name(isa), name, "", "m", "n",
-           "k", "blas", "own", "ratio", "of large: own");
+    printf("%-7s own / %s\n%-10s    %5s x%5s x%6s %9s %9s %7s %15s\n", isa_name(isa), name, "", "m",
+           "n", "k", "blas", "own", "ratio", "of large: own");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const struct shape *s = shapes + i;
         double x[TURNS], y[TURNS], ratio[TURNS];
@@ -130,9 +130,9 @@ int main(void)
         }
         double blas_rate = median(x, TURNS), own_rate = median(y, TURNS);
         best = i == 0 ? blas_rate : best;
-        printf("%-10s %c%c %5zu x%5zu x%6zu %9.1f %9.1f %7.3f %15.3f\n", s->what,
-               s->ta ? 'T' : 'N', s->tb ? 'T' : 'N', s->m, s->n, s->k, blas_rate, own_rate,
-               median(ratio, TURNS), own_rate / best);
+        printf("%-10s %c%c %5zu x%5zu x%6zu %9.1f %9.1f %7.3f %15.3f\n", s->what, s->ta ? 'T' : 'N',
+               s->tb ? 'T' : 'N', s->m, s->n, s->k, blas_rate, own_rate, median(ratio, TURNS),
+               own_rate / best);
     }
     return 0;
 }

@@ -22,29 +22,20 @@
 
 // The block of c: MR x NR, in MR x 2 vectors; MR_STEP is the distance of packed columns of a.
 #if VEC_BYTES == 64
-#define MR      ((size_t)14)
-#define MR_STEP ((size_t)16)
+#define MR      14
+#define MR_STEP 16
 #else
-#define MR      ((size_t)6)
-#define MR_STEP ((size_t)8)
+#define MR      6
+#define MR_STEP 8
 #endif
-#define NR (2 * VL)
-#ifndef PF
-#define PF 1
-#endif
-#ifndef CF
-#define CF 1
-#endif
-#if CF
-#define PREFC(x) __builtin_prefetch(x,1);__builtin_prefetch(x+VL,1)
-#else
-#define PREFC(x)
-#endif
-#ifndef KCN
-#define KCN 256
-#endif
-#define KC ((size_t)KCN)
-#define MC ((size_t)512)
+#define NR     ((size_t)(2 * VEC_BYTES / 4))
+#define KC     ((size_t)256)
+#define MC     ((size_t)512)
+#define GROUPS (MC / MR + 1)
+// Steps along k that packed columns of a are fetched ahead of their use.
+#define AHEAD ((size_t)32)
+// An operand of up to so many floats stays in L1 or nearly so, and is read where it lies.
+#define SMALL ((size_t)16384)
 
 // A matrix by the distances in memory of neighbours along k, and across it.
 struct view {
@@ -72,8 +63,8 @@ typedef __m256 vm;
 
 static inline vm load_lanes(const float *const *row, size_t p)
 {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row[0] + p)), _mm_loadu_ps(row[4] + p),
-                                1);
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(row[0] + p)),
+                                _mm_loadu_ps(row[4] + p), 1);
 }
 #endif
 
@@ -126,61 +117,62 @@ static void pack(float *out, size_t step, struct view x, size_t k, size_t width)
     }
 }
 
-struct block {
-    const float *a, *b; // packed: MR_STEP and NR floats for each k
-    size_t k;
-    float *c;
-    size_t ldc, width; // columns of c that exist
-    bool add;
-    const float *next; // to be fetched meanwhile, 4 lines for each 16 steps
-    size_t next_pair, next_step;
+// What is to be in the cache soon: so many pairs of lines, step floats from one to the next.
+struct fetch {
+    const float *at;
+    size_t pair, step;
 };
 
-// The first n of a row of c.
-static inline void put(float *c, vf x, size_t n, bool add)
-{
-    if (n >= VL) {
-        vstoref(c, add ? vloadf(c) + x : x);
-    } else {
-        vstoref_part(c, add ? vloadf_part(c, n, 0) + x : x, n);
-    }
-}
+struct block {
+    struct view a, b; // b.across is 1
+    size_t k;
+    float *c;
+    size_t ldc;
+    bool add;
+    struct fetch next; // a pair every 8 steps along k
+};
 
-// c(m,NR) = a(m,k) b(k,NR). m is a constant where this is inlined.
+// c(m,NR) = a(m,k) b(k,NR), or +=. m is a constant where this is inlined.
 static inline __attribute__((always_inline)) void micro(const struct block *t, size_t m)
 {
     vf acc[MR][2];
-    const float *a = t->a, *b = t->b, *next = t->next;
+    const float *b = t->b.at, *next = t->next.at, *row[(MR + 3) / 4];
+    size_t across = t->a.across, a_step = t->a.along, b_step = t->b.along;
+    for (size_t q = 0; q < (MR + 3) / 4; q++) {
+        row[q] = t->a.at + 4 * q * across;
+        __asm__("" : "+r"(row[q])); // else the compiler wants 14 offsets in registers
+    }
 #pragma GCC unroll 14
     for (size_t i = 0; i < m; i++) {
         acc[i][0] = acc[i][1] = (vf){0};
-        PREFC(t->c + i * t->ldc);
+        __builtin_prefetch(t->c + i * t->ldc, 1);
+        __builtin_prefetch(t->c + i * t->ldc + VL, 1);
     }
 #pragma GCC unroll 1
     for (size_t p = t->k; p > 0; p--) {
         vf b0 = vloadf(b), b1 = vloadf(b + VL);
+        __builtin_prefetch(row[0] + AHEAD * MR_STEP);
 #pragma GCC unroll 14
         for (size_t i = 0; i < m; i++) {
-            vf ai = vset(a[i]);
+            vf ai = vset(row[i / 4][i % 4 * across]);
             acc[i][0] = vfma(ai, b0, acc[i][0]);
             acc[i][1] = vfma(ai, b1, acc[i][1]);
         }
-        if (PF && p % 8 == 0) {
+        if (p % 8 == 0) {
             __builtin_prefetch(next);
-            __builtin_prefetch(next + t->next_pair);
-            next += t->next_step;
+            __builtin_prefetch(next + t->next.pair);
+            next += t->next.step;
         }
-        a += MR_STEP;
-        b += NR;
+        for (size_t q = 0; q < (MR + 3) / 4; q++) {
+            row[q] += a_step;
+        }
+        b += b_step;
     }
     float *c = t->c;
-    size_t w = t->width;
 #pragma GCC unroll 14
     for (size_t i = 0; i < m; i++, c += t->ldc) {
-        put(c, acc[i][0], w, t->add);
-        if (w > VL) {
-            put(c + VL, acc[i][1], w - VL, t->add);
-        }
+        vstoref(c, t->add ? vloadf(c) + acc[i][0] : acc[i][0]);
+        vstoref(c + VL, t->add ? vloadf(c + VL) + acc[i][1] : acc[i][1]);
     }
 }
 
@@ -189,17 +181,36 @@ static inline __attribute__((always_inline)) void micro(const struct block *t, s
     {                                                                                              \
         micro(t, m);                                                                               \
     }
-MICRO(1) MICRO(2) MICRO(3) MICRO(4) MICRO(5) MICRO(6)
-#if VEC_BYTES == 64
-MICRO(7) MICRO(8) MICRO(9) MICRO(10) MICRO(11) MICRO(12) MICRO(13) MICRO(14)
+MICRO(1)
+MICRO(2)
+MICRO(3) MICRO(4) MICRO(5) MICRO(6)
+#if MR == 14
+    MICRO(7) MICRO(8) MICRO(9) MICRO(10) MICRO(11) MICRO(12) MICRO(13) MICRO(14)
 #endif
 
-static void (*const micro_of[])(const struct block *) = {
-    NULL, micro_1, micro_2, micro_3, micro_4, micro_5, micro_6,
-#if VEC_BYTES == 64
-    micro_7, micro_8, micro_9, micro_10, micro_11, micro_12, micro_13, micro_14,
+        static void (*const micro_of[MR + 1])(const struct block *) = {
+            NULL,    micro_1, micro_2, micro_3,  micro_4,  micro_5,  micro_6,
+#if MR == 14
+            micro_7, micro_8, micro_9, micro_10, micro_11, micro_12, micro_13, micro_14,
 #endif
 };
+
+// A block at the right edge, of w < NR columns: by way of a whole one.
+static void edge(const struct block *block, size_t m, size_t w)
+{
+    float whole[MR * NR];
+    struct block t = *block;
+    t.c = whole;
+    t.ldc = NR;
+    t.add = false;
+    micro_of[m](&t);
+    for (size_t i = 0; i < m; i++) {
+        float *c = block->c + i * block->ldc;
+        for (size_t j = 0; j < w; j++) {
+            c[j] = whole[i * NR + j] + (block->add ? c[j] : 0.0f);
+        }
+    }
+}
 
 static struct view from(struct view x, size_t along, size_t across)
 {
@@ -207,32 +218,52 @@ static struct view from(struct view x, size_t along, size_t across)
     return x;
 }
 
-static void panel(size_t m, size_t n, size_t k, struct view a, struct view b, bool add, float *c, size_t ldc)
+// The part of the next strip (NR across, k along) that is fetched during group g.
+static struct fetch share(struct view strip, size_t k, size_t g)
 {
-    float pa[(VEC_BYTES == 64 ? 38 * 16 : 87 * 8) * KCN] __attribute__((aligned(64)));
-    float pb[KCN * 2 * VEC_BYTES / 4] __attribute__((aligned(64)));
-    size_t groups = (m + MR - 1) / MR;
+    if (strip.along == 1) {
+        return (struct fetch){from(strip, 0, 2 * g % NR).at, strip.across, 8};
+    }
+    return (struct fetch){from(strip, g % 8 * (k / 8), 0).at, VL, strip.along};
+}
+
+// c(m,n) = a(m,k) b(k,n), or +=; m <= MC, k <= KC. after: the strip of b that the next call starts
+// with.
+static void panel(size_t m, size_t n, size_t k, struct view a, struct view b, struct view after,
+                  bool add, float *c, size_t ldc)
+{
+    _Alignas(64) float packed_a[GROUPS * MR_STEP * KC], packed_b[KC * NR];
+    bool pack_a = m * a.across > SMALL || k * a.along > SMALL;
+    bool pack_b = b.across != 1 || n % NR || k * b.along > SMALL;
+    struct view group[GROUPS];
+    size_t first[GROUPS + 1], groups = (m + MR - 1) / MR; // as equal as can be
+    for (size_t g = 0; g <= groups; g++) {
+        first[g] = g * m / groups;
+    }
     for (size_t g = 0; g < groups; g++) {
-        size_t i = g * m / groups, end = (g + 1) * m / groups;
-        pack(pa + g * MR_STEP * KC, MR_STEP, from(a, 0, i), k, end - i);
+        group[g] = from(a, 0, first[g]);
+        if (pack_a) {
+            float *to = packed_a + g * MR_STEP * KC;
+            pack(to, MR_STEP, group[g], k, first[g + 1] - first[g]);
+            group[g] = (struct view){to, MR_STEP, 1};
+        }
     }
     for (size_t j = 0; j < n; j += NR) {
-        size_t w = min(NR, n - j);
-        pack(pb, NR, from(b, 0, j), k, w);
+        struct block t = {.b = from(b, 0, j), .k = k, .ldc = ldc, .add = add};
+        struct view next = j + NR < n ? from(b, 0, j + NR) : after;
+        if (pack_b) {
+            pack(packed_b, NR, t.b, k, min(NR, n - j));
+            t.b = (struct view){packed_b, NR, 1};
+        }
         for (size_t g = 0; g < groups; g++) {
-            size_t i = g * m / groups, end = (g + 1) * m / groups;
-            struct block t = {.a = pa + g * MR_STEP * KC, .b = pb, .k = k,
-                .c = c + i * ldc + j, .ldc = ldc, .width = w, .add = add};
-            if (b.across == 1) {
-                t.next = b.at + j + NR + g * k / 8 * b.along;
-                t.next_pair = VL;
-                t.next_step = b.along;
+            t.a = group[g];
+            t.c = c + first[g] * ldc + j;
+            t.next = share(next, k, g);
+            if (n - j < NR) {
+                edge(&t, first[g + 1] - first[g], n - j);
             } else {
-                t.next = b.at + (j + NR + 2 * g % NR) * b.across;
-                t.next_pair = b.across;
-                t.next_step = 8;
+                micro_of[first[g + 1] - first[g]](&t);
             }
-            micro_of[end - i](&t);
         }
     }
 }
@@ -243,7 +274,8 @@ void OP(sgemm)(bool ta, bool tb, size_t m, size_t n, size_t k, const float *a, s
     struct view va = {a, ta ? lda : 1, ta ? 1 : lda}, vb = {b, tb ? 1 : ldb, tb ? ldb : 1};
     for (size_t p = 0; p < k; p += KC) {
         for (size_t i = 0; i < m; i += MC) {
-            panel(min(MC, m - i), n, min(KC, k - p), from(va, p, i), from(vb, p, 0),
+            struct view after = from(vb, i + MC < m ? p : min(p + KC, k - 1), 0);
+            panel(min(MC, m - i), n, min(KC, k - p), from(va, p, i), from(vb, p, 0), after,
                   p > 0 || beta != 0, c + i * ldc, ldc);
         }
     }
