@@ -37,6 +37,13 @@
 // An operand of up to so many floats stays in L1 or nearly so, and is read where it lies.
 #define SMALL ((size_t)16384)
 
+// Wholly, and before the compiler decides what may live in registers.
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 14")
+#endif
+
 // A matrix by the distances in memory of neighbours along k, and across it.
 struct view {
     const float *at;
@@ -138,38 +145,39 @@ static inline __attribute__((always_inline)) void micro(const struct block *t, s
     vf acc[MR][2];
     const float *b = t->b.at, *next = t->next.at, *row[(MR + 3) / 4];
     size_t across = t->a.across, a_step = t->a.along, b_step = t->b.along;
+    UNROLL
     for (size_t q = 0; q < (MR + 3) / 4; q++) {
         row[q] = t->a.at + 4 * q * across;
         __asm__("" : "+r"(row[q])); // else the compiler wants 14 offsets in registers
     }
-#pragma GCC unroll 14
+    UNROLL
     for (size_t i = 0; i < m; i++) {
         acc[i][0] = acc[i][1] = (vf){0};
         __builtin_prefetch(t->c + i * t->ldc, 1);
         __builtin_prefetch(t->c + i * t->ldc + VL, 1);
     }
-#pragma GCC unroll 1
     for (size_t p = t->k; p > 0; p--) {
-        vf b0 = vloadf(b), b1 = vloadf(b + VL);
-        __builtin_prefetch(row[0] + AHEAD * MR_STEP);
-#pragma GCC unroll 14
-        for (size_t i = 0; i < m; i++) {
-            vf ai = vset(row[i / 4][i % 4 * across]);
-            acc[i][0] = vfma(ai, b0, acc[i][0]);
-            acc[i][1] = vfma(ai, b1, acc[i][1]);
-        }
         if (p % 8 == 0) {
             __builtin_prefetch(next);
             __builtin_prefetch(next + t->next.pair);
             next += t->next.step;
         }
+        vf b0 = vloadf(b), b1 = vloadf(b + VL);
+        __builtin_prefetch(row[0] + AHEAD * MR_STEP);
+        UNROLL
+        for (size_t i = 0; i < m; i++) {
+            vf ai = vset(row[i / 4][i % 4 * across]);
+            acc[i][0] = vfma(ai, b0, acc[i][0]);
+            acc[i][1] = vfma(ai, b1, acc[i][1]);
+        }
+        UNROLL
         for (size_t q = 0; q < (MR + 3) / 4; q++) {
             row[q] += a_step;
         }
         b += b_step;
     }
     float *c = t->c;
-#pragma GCC unroll 14
+    UNROLL
     for (size_t i = 0; i < m; i++, c += t->ldc) {
         vstoref(c, t->add ? vloadf(c) + acc[i][0] : acc[i][0]);
         vstoref(c + VL, t->add ? vloadf(c + VL) + acc[i][1] : acc[i][1]);
@@ -183,7 +191,9 @@ static inline __attribute__((always_inline)) void micro(const struct block *t, s
     }
 MICRO(1)
 MICRO(2)
-MICRO(3) MICRO(4) MICRO(5) MICRO(6)
+MICRO(3)
+MICRO(4)
+MICRO(5) MICRO(6)
 #if MR == 14
     MICRO(7) MICRO(8) MICRO(9) MICRO(10) MICRO(11) MICRO(12) MICRO(13) MICRO(14)
 #endif
