@@ -58,13 +58,25 @@ int32_t choose_token(const float *logits, size_t vocab, double temperature, size
         sum += exp((logits[order[i]] - max) / temperature);
     }
     double left = u * sum;
+    int32_t token = order[0];
+    for (size_t i = 0; i < n && left >= 0; i++) {
+        double p = exp((logits[order[i]] - max) / temperature);
+        if (p > 0) { // rounding may leave something to tokens that have no chance
+            token = order[i];
+        }
+        left -= p;
+    }
+    return token;
+}
+
+static bool all_finite(const float *x, size_t n)
+{
     for (size_t i = 0; i < n; i++) {
-        left -= exp((logits[order[i]] - max) / temperature);
-        if (left < 0) {
-            return order[i];
+        if (!isfinite(x[i])) {
+            return false;
         }
     }
-    return order[n - 1];
+    return true;
 }
 
 int generate(struct session *s, const struct generate_config *config, const int32_t *prompt,
@@ -94,14 +106,14 @@ int generate(struct session *s, const struct generate_config *config, const int3
         for (; fed < n; fed++) {
             session_decode(s, text[fed], fed, logits);
         }
-        int32_t token = choose_token(logits, config->vocab, config->temperature, config->top_k,
-                                     uniform(config->seed, made), order);
-        if (!isfinite(logits[token])) {
+        if (!all_finite(logits, config->vocab)) {
             status = error_set(err, STATUS_FAIL,
                                "the model gives logits that are not finite: its parameters are "
                                "damaged");
             break;
         }
+        int32_t token = choose_token(logits, config->vocab, config->temperature, config->top_k,
+                                     uniform(config->seed, made), order);
         text[n++] = token;
         if (!emit(ctx, token) || token == config->eot) {
             break;
