@@ -28,7 +28,7 @@ enum buffer_kind {
     BUF_GRADS,      // index: gradient buffer
     BUF_SUM,        // index: unit; gradients summed over micro-batches
     BUF_GRADS_FP32, // unit 0's fp32 gradient of the tied embedding
-    BUF_X,          // index: boundary after unit
+    BUF_X,          // index: boundary buffer
     BUF_KEPT,       // index: unit
     BUF_DX,
     BUF_WORK,

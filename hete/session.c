@@ -141,6 +141,12 @@ static size_t grad_buffer(const struct session *s, size_t u)
     return s->config.micro_batches > 1 && u > 1 ? 1 : u;
 }
 
+// The buffer of the boundary after a unit; without training two take turns (lay_out_unit).
+static size_t x_buffer(const struct session *s, size_t u)
+{
+    return s->config.train ? u : u % 2;
+}
+
 static void add_forward(struct session *s, struct graph *g, size_t micro)
 {
     graph_add(g, OP_TOKENS_IN, LANE_COPY_IN, 0, micro);
@@ -148,12 +154,12 @@ static void add_forward(struct session *s, struct graph *g, size_t micro)
     graph_add(g, CALL_ENCODE, LANE_COMPUTE, 0, micro);
     graph_reads(g, BUF_TOKENS, micro);
     graph_reads(g, BUF_PARAMS, 0);
-    graph_writes(g, BUF_X, 0);
+    graph_writes(g, BUF_X, x_buffer(s, 0));
     for (size_t u = 1; u <= last_unit(s); u++) {
         graph_add(g, CALL_FORWARD, LANE_COMPUTE, u, micro);
         graph_reads(g, BUF_PARAMS, u);
-        graph_reads(g, BUF_X, u - 1);
-        graph_writes(g, BUF_X, u);
+        graph_reads(g, BUF_X, x_buffer(s, u - 1));
+        graph_writes(g, BUF_X, x_buffer(s, u));
         graph_writes(g, BUF_KEPT, u);
         graph_writes(g, BUF_WORK, 0);
     }
@@ -188,7 +194,7 @@ static void add_backward(struct session *s, struct graph *g, size_t micro)
     graph_add(g, CALL_HEAD, LANE_COMPUTE, 0, micro);
     graph_reads(g, BUF_TOKENS, micro);
     graph_reads(g, BUF_PARAMS, 0);
-    graph_reads(g, BUF_X, last_unit(s));
+    graph_reads(g, BUF_X, x_buffer(s, last_unit(s)));
     graph_writes(g, BUF_LOSSES, micro);
     graph_writes(g, BUF_DX, 0);
     graph_writes(g, BUF_GRADS, 0);
@@ -197,7 +203,7 @@ static void add_backward(struct session *s, struct graph *g, size_t micro)
     for (size_t u = last_unit(s); u >= 1; u--) {
         graph_add(g, CALL_BACKWARD, LANE_COMPUTE, u, micro);
         graph_reads(g, BUF_PARAMS, u);
-        graph_reads(g, BUF_X, u - 1);
+        graph_reads(g, BUF_X, x_buffer(s, u - 1));
         graph_reads(g, BUF_KEPT, u);
         graph_writes(g, BUF_DX, 0);
         graph_writes(g, BUF_GRADS, grad_buffer(s, u));
@@ -247,7 +253,7 @@ static void write_loss(struct session *s)
     graph_add(&s->loss, CALL_LOSS, LANE_COMPUTE, 0, 0);
     graph_reads(&s->loss, BUF_TOKENS, 0);
     graph_reads(&s->loss, BUF_PARAMS, 0);
-    graph_reads(&s->loss, BUF_X, last_unit(s));
+    graph_reads(&s->loss, BUF_X, x_buffer(s, last_unit(s)));
     graph_writes(&s->loss, BUF_LOSSES, 0);
     graph_writes(&s->loss, BUF_WORK, 0);
     add_losses_out(&s->loss, 0);
@@ -258,18 +264,18 @@ static void write_decode(struct session *s)
     struct graph *g = &s->decode;
     graph_add(g, CALL_ENCODE_TOKEN, LANE_COMPUTE, 0, 0);
     graph_reads(g, BUF_PARAMS, 0);
-    graph_writes(g, BUF_X, 0);
+    graph_writes(g, BUF_X, x_buffer(s, 0));
     for (size_t u = 1; u <= last_unit(s); u++) {
         graph_add(g, CALL_DECODE, LANE_COMPUTE, u, 0);
         graph_reads(g, BUF_PARAMS, u);
-        graph_reads(g, BUF_X, u - 1);
-        graph_writes(g, BUF_X, u);
+        graph_reads(g, BUF_X, x_buffer(s, u - 1));
+        graph_writes(g, BUF_X, x_buffer(s, u));
         graph_writes(g, BUF_KEPT, u);
         graph_writes(g, BUF_WORK, 0);
     }
     graph_add(g, CALL_LOGITS, LANE_COMPUTE, 0, 0);
     graph_reads(g, BUF_PARAMS, 0);
-    graph_reads(g, BUF_X, last_unit(s));
+    graph_reads(g, BUF_X, x_buffer(s, last_unit(s)));
     graph_writes(g, BUF_WORK, 0);
 }
 
