@@ -285,6 +285,26 @@ static int load_state(struct run *run, struct error *err)
 
 // ---- start: options -> model -> data -> device -> session ---------------------------------------
 
+// The directory is this run's alone before anything in it is read, and writable before the first
+// step, not at the first checkpoint. A resume does not make one: that there is none is its error.
+static int lock_out(struct run *run, struct error *err)
+{
+    const char *dir = run->o.out;
+    if (!dir[0] || (run->o.resume && !run->o.begin_if_none && access(dir, F_OK) != 0)) {
+        return STATUS_OK;
+    }
+    if (dir_make(dir, err) || dir_writable(dir, err) || dir_lock(&run->lock, dir, err)) {
+        return err->status;
+    }
+    return STATUS_OK;
+}
+
+static int check_room(struct run *run, struct error *err)
+{
+    struct model_header h = header_of(run);
+    return run->o.out[0] ? checkpoint_room(run->o.out, &h, (uint64_t)run->o.keep, err) : STATUS_OK;
+}
+
 static void say_refused(void *ctx, const char *path, const char *reason)
 {
     struct run *run = ctx;
@@ -577,21 +597,6 @@ static void print_run(const struct run *run)
     fprintf(run->say, "step: %zu x %zu rows of %zu = %lld tokens; %llu steps\n", run->micro_batches,
             run->B, run->T, (long long)run->o.total_batch, (unsigned long long)run->steps);
     session_print_memory(run->session, run->say);
-}
-
-// The directory is locked, writable and large enough before the first step, not at the first
-// checkpoint.
-static int open_out(struct run *run, struct error *err)
-{
-    const char *dir = run->o.out;
-    struct model_header h = header_of(run);
-    if (!dir[0]) {
-        return STATUS_OK;
-    }
-    if (dir_make(dir, err) || dir_writable(dir, err) || dir_lock(&run->lock, dir, err)) {
-        return err->status;
-    }
-    return checkpoint_room(dir, &h, (uint64_t)run->o.keep, err);
 }
 
 // Checkpoints of steps that this run has yet to make would be resumed later in place of its own.
@@ -1000,13 +1005,13 @@ static int train(struct run *run, struct error *err)
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (o->resume && begin_resume(run, err)) {
+    if (lock_out(run, err) || (o->resume && begin_resume(run, err))) {
         return err->status;
     }
     guess_val(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
         choose_batch(run, err) || check_prompt(run, err) || open_data(run, err) ||
-        open_out(run, err) || open_device(run, err)) {
+        check_room(run, err) || open_device(run, err)) {
         return err->status;
     }
     print_model(run);
