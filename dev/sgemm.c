@@ -1,8 +1,8 @@
 // sgemm.c - our matrix product against OpenBLAS on the tiles of training, one thread.
 //
 // build/dev/sgemm; TRAIN_GPT_ISA and OPENBLAS_CORETYPE choose what runs. Both take turns on the
-// same operands, timed by the thread's own CPU time (machines are shared), and medians are
-// reported. The larger operand comes from far memory, as weights do in training: each turn takes
+// same shapes, timed by the thread's own CPU time (machines are shared), and medians are
+// reported. One operand comes from far memory, as weights do in training: each turn takes
 // another piece of a buffer that no cache near the core holds.
 #include "kernels/cpu/cpu.h"
 
@@ -18,29 +18,29 @@
 struct shape {
     const char *what;
     bool ta, tb;
-    size_t m, n, k;
-    bool near; // all operands in the cache, as in attention
+    size_t m, n, k, lda, ldb, ldc; // a tile, within matrices of so many columns
+    bool near;                     // all operands in the cache, as in attention
 };
 
 static const struct shape shapes[] = {
-    {"large", false, false, 2048, 512, 2048, false},
-    {"forward", false, true, 256, 384, 768, false},
-    {"forward", false, true, 256, 768, 768, false},
-    {"forward", false, true, 256, 768, 3072, false},
-    {"forward", false, true, 512, 384, 384, false},
-    {"forward", false, true, 512, 384, 1536, false},
-    {"backward", false, false, 256, 384, 768, false},
-    {"backward", false, false, 256, 384, 2304, false},
-    {"backward", false, false, 256, 768, 3072, false},
-    {"backward", false, false, 512, 384, 1152, false},
-    {"backward", false, false, 256, 768, 12576, false},
-    {"weights", true, false, 512, 768, 256, false},
-    {"weights", true, false, 384, 768, 256, false},
-    {"weights", true, false, 288, 384, 1024, false},
-    {"weights", true, false, 512, 384, 256, false},
-    {"attention", false, true, 64, 128, 64, true},
-    {"attention", false, false, 64, 64, 128, true},
-    {"attention", true, false, 128, 64, 64, true},
+    {"large", false, false, 2048, 512, 2048, 2048, 512, 512, false},
+    {"forward", false, true, 256, 384, 768, 768, 768, 768, false},
+    {"forward", false, true, 256, 768, 768, 768, 768, 2304, false},
+    {"forward", false, true, 256, 768, 3072, 3072, 3072, 768, false},
+    {"forward", false, true, 512, 384, 384, 384, 384, 1152, false},
+    {"forward", false, true, 512, 384, 1536, 1536, 1536, 384, false},
+    {"backward", false, false, 256, 384, 768, 768, 768, 768, false},
+    {"backward", false, false, 256, 384, 2304, 2304, 768, 768, false},
+    {"backward", false, false, 256, 768, 3072, 3072, 768, 768, false},
+    {"backward", false, false, 512, 384, 1152, 1152, 384, 384, false},
+    {"backward", false, false, 256, 768, 12576, 50304, 768, 768, false},
+    {"weights", true, false, 512, 768, 256, 2304, 768, 768, false},
+    {"weights", true, false, 384, 768, 256, 768, 768, 768, false},
+    {"weights", true, false, 288, 384, 1024, 1152, 384, 384, false},
+    {"weights", true, false, 512, 384, 256, 3072, 768, 768, false},
+    {"attention", false, true, 64, 128, 64, 64, 64, 128, true},
+    {"attention", false, false, 64, 64, 128, 128, 64, 64, true},
+    {"attention", true, false, 128, 64, 64, 128, 64, 64, true},
 };
 
 static double now(void)
@@ -85,17 +85,16 @@ static float *piece(float *far, size_t n)
     return far + at;
 }
 
-// FLOP/s of one turn. In backward and forward products b is far, in gradients of weights c is.
+// GFLOP/s of one turn. In forward and backward products b is far, in gradients of weights c is.
 static double rate(sgemm_fn sgemm, const struct shape *s, float *far, float *a, float *other)
 {
-    size_t lda = s->ta ? s->m : s->k, ldb = s->tb ? s->k : s->n;
     size_t repeat = s->near ? 200 : 1;
     bool far_c = s->ta && !s->near;
-    float *b = s->near || far_c ? other : piece(far, s->n * s->k);
-    float *c = s->near ? far : far_c ? piece(far, s->m * s->n) : other;
+    float *b = s->near || far_c ? other : piece(far, (s->tb ? s->n : s->k) * s->ldb);
+    float *c = s->near ? far : far_c ? piece(far, s->m * s->ldc) : other;
     double start = now();
     for (size_t r = 0; r < repeat; r++) {
-        sgemm(s->ta, s->tb, s->m, s->n, s->k, a, lda, b, ldb, 0, c, s->n);
+        sgemm(s->ta, s->tb, s->m, s->n, s->k, a, s->lda, b, s->ldb, 0, c, s->ldc);
     }
     return 2.0 * (double)(s->m * s->n * s->k * repeat) / (now() - start) / 1e9;
 }
@@ -114,7 +113,7 @@ int main(void)
         fprintf(stderr, "sgemm: %s\n", why);
         return 1;
     }
-    float *far = buffer(FAR_FLOATS), *a = buffer((size_t)256 * 12576 + (4 << 20));
+    float *far = buffer(FAR_FLOATS), *a = buffer((size_t)256 * 50304);
     float *other = buffer((size_t)4 << 20);
     double best = 0;
     printf("%-7s own / %s\n%-10s    %5s x%5s x%6s %9s %9s %7s %15s\n", isa_name(isa), name, "", "m",

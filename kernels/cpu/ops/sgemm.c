@@ -14,7 +14,13 @@
 //   +-------+ +----+----+----+   stored: no pass that clears c.
 //    op(a) m x k     c m x n
 //
+// Rows are divided into groups of nearly equal size, each with a loop of its own, so that no row is
+// padded. About 0.7 MB of stack. Small operands, as in attention, are not packed at all.
+//
 // Each element of c is a sum over k in order, cut every KC: its bits depend on k and the ISA only.
+// dev/sgemm.c holds it against OpenBLAS. Rejected: 8 x 3 vectors (columns come in multiples of 16),
+// KC 384 (no faster, and the strip then fills L1), packing all of op(b) at once (far memory in
+// bursts).
 #include "kernels/cpu/ops/ops.h"
 #include "kernels/cpu/ops/vec.h"
 
@@ -32,6 +38,7 @@
 #define KC     ((size_t)256)
 #define MC     ((size_t)512)
 #define GROUPS (MC / MR + 1)
+#define QUADS  ((MR + 3) / 4) // of rows
 // Steps along k that packed columns of a are fetched ahead of their use.
 #define AHEAD ((size_t)32)
 // An operand of up to so many floats stays in L1 or nearly so, and is read where it lies.
@@ -100,9 +107,9 @@ static void pack(float *out, size_t step, struct view x, size_t k, size_t width)
             }
         } else if (x.across == 1 && w >= VL / 2) { // two halves that overlap
             for (; p < k; p++) {
-                const float *from = x.at + p * x.along, *end = from + w - VL / 2;
-                memcpy(out + p * step, from, VEC_BYTES / 2);
-                memcpy(out + p * step + w - VL / 2, end, VEC_BYTES / 2);
+                const float *row = x.at + p * x.along;
+                memcpy(out + p * step, row, VEC_BYTES / 2);
+                memcpy(out + p * step + w - VL / 2, row + w - VL / 2, VEC_BYTES / 2);
             }
         }
 #if VEC_BYTES > 16
@@ -143,10 +150,10 @@ struct block {
 static inline __attribute__((always_inline)) void micro(const struct block *t, size_t m)
 {
     vf acc[MR][2];
-    const float *b = t->b.at, *next = t->next.at, *row[(MR + 3) / 4];
+    const float *b = t->b.at, *next = t->next.at, *row[QUADS];
     size_t across = t->a.across, a_step = t->a.along, b_step = t->b.along;
     UNROLL
-    for (size_t q = 0; q < (MR + 3) / 4; q++) {
+    for (size_t q = 0; q < QUADS; q++) {
         row[q] = t->a.at + 4 * q * across;
         __asm__("" : "+r"(row[q])); // else the compiler wants 14 offsets in registers
     }
@@ -171,7 +178,7 @@ static inline __attribute__((always_inline)) void micro(const struct block *t, s
             acc[i][1] = vfma(ai, b1, acc[i][1]);
         }
         UNROLL
-        for (size_t q = 0; q < (MR + 3) / 4; q++) {
+        for (size_t q = 0; q < QUADS; q++) {
             row[q] += a_step;
         }
         b += b_step;
@@ -184,26 +191,19 @@ static inline __attribute__((always_inline)) void micro(const struct block *t, s
     }
 }
 
+#if MR == 14
+#define EACH(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
+#else
+#define EACH(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#endif
+#define NAME(m) micro_##m,
 #define MICRO(m)                                                                                   \
     static void micro_##m(const struct block *t)                                                   \
     {                                                                                              \
         micro(t, m);                                                                               \
     }
-MICRO(1)
-MICRO(2)
-MICRO(3)
-MICRO(4)
-MICRO(5) MICRO(6)
-#if MR == 14
-    MICRO(7) MICRO(8) MICRO(9) MICRO(10) MICRO(11) MICRO(12) MICRO(13) MICRO(14)
-#endif
-
-        static void (*const micro_of[MR + 1])(const struct block *) = {
-            NULL,    micro_1, micro_2, micro_3,  micro_4,  micro_5,  micro_6,
-#if MR == 14
-            micro_7, micro_8, micro_9, micro_10, micro_11, micro_12, micro_13, micro_14,
-#endif
-};
+EACH(MICRO)
+static void (*const micro_of[MR + 1])(const struct block *) = {NULL, EACH(NAME)};
 
 // A block at the right edge, of w < NR columns: by way of a whole one.
 static void edge(const struct block *block, size_t m, size_t w)
@@ -237,8 +237,7 @@ static struct fetch share(struct view strip, size_t k, size_t g)
     return (struct fetch){from(strip, g % 8 * (k / 8), 0).at, VL, strip.along};
 }
 
-// c(m,n) = a(m,k) b(k,n), or +=; m <= MC, k <= KC. after: the strip of b that the next call starts
-// with.
+// c(m,n) = a(m,k) b(k,n), or +=; m <= MC, k <= KC. after: the strip that the next call starts with.
 static void panel(size_t m, size_t n, size_t k, struct view a, struct view b, struct view after,
                   bool add, float *c, size_t ldc)
 {
