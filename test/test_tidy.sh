@@ -149,6 +149,17 @@ rule_instruction_sets() {
     done | none
 }
 
+# A function that no other file names is static. (The operations of a variant are named by pasting.)
+rule_public_functions_are_used() {
+    objects | grep -vE '/(ops-|test/|dev/)' | while read -r object; do
+        source=${object#"$BUILD"/}
+        nm "$object" | awk '$2 == "T" && $3 != "main" { print $3 }' | while read -r name; do
+            git grep -lw "$name" -- '*.c' '*.h' | grep -qvxE "${source%.o}\.[ch]" ||
+                echo "${source%.o}.c: $name"
+        done
+    done | none
+}
+
 # ---- the Makefile ----
 
 plain_make() {
@@ -218,6 +229,11 @@ plant_instruction_sets() {
     mkdir -p build/data
     echo 'void f(float *x) { for (int i = 0; i < 64; i++) x[i] *= 2; }' >data/a.c
     cc -O3 -march=x86-64-v3 -c data/a.c -o build/data/a.o
+}
+plant_public_functions_are_used() {
+    mkdir -p build/data
+    echo 'int f(void) { return 1; }' >data/a.c
+    cc -c data/a.c -o build/data/a.o
 }
 plant_make_help_is_true() {
     sed 's/^all:/all: nowhere/' Makefile >Makefile.new
