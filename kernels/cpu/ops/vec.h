@@ -189,11 +189,15 @@ static inline float vmax_all(vf v)
     return m;
 }
 
-// exp(x), relative error below 2e-7. Arguments are held to [-87, 88]; a NaN stays a NaN.
+// exp(x), relative error below 2e-7, for x up to 88; larger ones count as 88, a NaN stays a NaN.
+// Below -46 (1e-20) it is 0: nothing beside the 1 that every use adds it to, but a
+// gradient made of smaller numbers is subnormal, and with those a matrix product is up to 50 times
+// slower.
 // x = n*ln2 + r, |r| <= ln2/2; exp(r) by its Taylor series to r^7.
 static inline vf vexp(vf x)
 {
-    x = vmin(vset(88.0f), vmax(vset(-87.0f), x));
+    vi tiny = x < vset(-46.0f);
+    x = vmin(vset(88.0f), vmax(vset(-46.0f), x));
     const vf magic = vset(12582912.0f); // 1.5*2^23: adding it rounds to an integer
     vf shifted = vfma(x, vset(1.44269504f), magic);
     vf n = shifted - magic;
@@ -209,16 +213,19 @@ static inline vf vexp(vf x)
     p = vfma(p, r, vset(1.0f));
     // The integer sits in the low bits of `shifted`; 2^n is put together from its exponent field.
     vi exponent = ((vi)shifted - (vi)magic + 127) << 23;
-    return p * (vf)exponent;
+    return (vf)((vi)(p * (vf)exponent) & ~tiny);
 }
 
 // GELU in its tanh form, 0.5x(1 + tanh(u)) with u = sqrt(2/pi)(x + 0.044715x^3), written as
-// x*s with s = 1/(1 + exp(-2u)): the same function without a tanh.
+// x*s with s = 1/(1 + exp(-2u)): the same function without a tanh. An s below 1e-20 is 0, as in
+// vexp() (in fp32, 1 + tanh(u) is 0 long before); a NaN stays a NaN.
 static inline vf vgelu_gate(vf x)
 {
     const float c = 0.79788456f;
     vf u = x * vfma(x * x, vset(0.044715f * c), vset(c));
-    return vset(1.0f) / (vset(1.0f) + vexp(u * -2.0f));
+    vf s = vset(1.0f) / (vset(1.0f) + vexp(u * -2.0f));
+    vi tiny = s < vset(1e-20f);
+    return (vf)((vi)s & ~tiny);
 }
 
 static inline vf vgelu(vf x)
