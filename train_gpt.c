@@ -44,6 +44,7 @@ struct run {
     uint64_t step, steps; // done, and of the whole run
     uint64_t updates;     // done by Adam: skipped ones do not count
     size_t bad_steps;     // in a row
+    bool damaged;         // the parameters hold values that are not finite: not worth saving
     struct outlier loss_window, norm_window;
     double peak_flops;
     int32_t *tokens, *targets; // of one step
@@ -307,8 +308,9 @@ static int check_room(struct run *run, struct error *err)
 
 static void say_refused(void *ctx, const char *path, const char *reason)
 {
-    struct run *run = ctx;
-    fprintf(run->say, "resume: %s is refused (%s); trying the one before it\n", path, reason);
+    (void)ctx;
+    (void)path; // the reason names it
+    fprintf(stderr, "resume: refused: %s; looking for an older one\n", reason);
 }
 
 static void say_differs(void *ctx, const char *name, const char *saved, const char *given)
@@ -599,7 +601,8 @@ static void print_run(const struct run *run)
     session_print_memory(run->session, run->say);
 }
 
-// Checkpoints of steps that this run has yet to make would be resumed later in place of its own.
+// Checkpoints of steps that this run has yet to make would be resumed later in place of its own; a
+// new run does not write over the logs of an old one either.
 static int set_aside_old(struct run *run, struct error *err)
 {
     size_t count = 0;
@@ -609,6 +612,13 @@ static int set_aside_old(struct run *run, struct error *err)
     }
     if (checkpoint_set_aside(run->o.out, first, &count, err)) {
         return err->status;
+    }
+    const char *const logs[] = {"main.log", "metrics.jsonl", "loss.svg"};
+    for (size_t i = 0; run->step == 0 && run->resumed.path[0] == 0 && i < 3; i++) {
+        char path[PATH_MAX], old[PATH_MAX];
+        int n = snprintf(path, sizeof path, "%s/%s", run->o.out, logs[i]);
+        snprintf(old, sizeof old, "%.*s.old", n, path);
+        rename(path, old); // fails where there is none
     }
     if (count) {
         fprintf(run->say,
@@ -820,7 +830,7 @@ static int evaluate(struct run *run, struct error *err)
     int status = tokens && targets && losses && mask
                      ? STATUS_OK
                      : error_set(err, STATUS_FAIL, "no memory for --eval rows of %zu tokens", T);
-    for (size_t e = 0; status == STATUS_OK && e < examples; e++) {
+    for (size_t e = 0; status == STATUS_OK && e < examples && !stop_signal; e++) {
         int label = evalset_rows(run->evalset, e, tokens, targets, mask);
         for (size_t r = 0; r < rows; r += run->B) {
             size_t n = rows - r < run->B ? rows - r : run->B;
@@ -835,9 +845,10 @@ static int evaluate(struct run *run, struct error *err)
     free(targets);
     free(losses);
     free(mask);
-    return status ? status
-                  : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
-                             (double)right / (double)examples, err);
+    return status || stop_signal
+               ? status
+               : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
+                          (double)right / (double)examples, err);
 }
 
 // ---- training -----------------------------------------------------------------------------------
@@ -858,13 +869,17 @@ static bool accept_update(void *ctx, double loss, double norm)
     return !skip;
 }
 
+// On an error the data stays where it was, so that a checkpoint is still right.
 static int next_batch(struct run *run, struct error *err)
 {
     if (run->o.overfit_batch) {
         loader_rewind(run->train);
     }
+    struct loader_state start = loader_tell(run->train);
     for (size_t i = 0; i < run->B * run->micro_batches; i++) {
         if (loader_next(run->train, run->tokens + i * run->T, run->targets + i * run->T, err)) {
+            struct error seeking;
+            loader_seek(run->train, start, &seeking);
             return err->status;
         }
     }
@@ -883,7 +898,8 @@ static int report_nonfinite(struct run *run, const struct session_result *r, str
     fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
             (unsigned long long)run->step + 1, r->loss, r->norm, where,
             r->updated ? "" : "; no update was made");
-    if (r->updated || ++run->bad_steps >= MAX_BAD_STEPS || strncmp(where, "parameter", 9) == 0) {
+    run->damaged = r->updated || strncmp(where, "parameter", 9) == 0;
+    if (run->damaged || ++run->bad_steps >= MAX_BAD_STEPS) {
         return error_set(err, STATUS_FAIL,
                          "step %llu: not finite: %s; go on from the last checkpoint with a lower "
                          "--lr or --clip",
@@ -949,6 +965,9 @@ static bool due(const struct run *run, int64_t every)
 static int between_steps(struct run *run, struct error *err)
 {
     const struct options *o = &run->o;
+    if (stop_signal) {
+        return STATUS_OK;
+    }
     if (run->val && due(run, o->val_every) && validate(run, err)) {
         return err->status;
     }
@@ -974,32 +993,40 @@ static void say_how_to_go_on(const struct run *run)
             run->o.out);
 }
 
+// What was trained is on the disk before anything else can go wrong: a due checkpoint comes before
+// validation and samples, and an error in a later step saves the ones that were finished.
 static int train(struct run *run, struct error *err)
 {
     uint64_t saved = run->step;
-    for (;;) {
-        if (between_steps(run, err)) {
-            return err->status;
-        }
+    int status = STATUS_OK;
+    while (status == STATUS_OK) {
         bool stop = run->step >= run->steps || stop_signal;
-        bool save =
-            run->o.out[0] && run->step > saved && (due(run, run->o.checkpoint_every) || stop);
-        if (save && save_checkpoint(run, err)) {
-            return err->status;
+        if (run->o.out[0] && run->step > saved && (due(run, run->o.checkpoint_every) || stop)) {
+            if (save_checkpoint(run, err)) {
+                return err->status;
+            }
+            saved = run->step;
         }
-        saved = save ? run->step : saved;
-        if (stop) {
+        status = between_steps(run, err);
+        if (stop || stop_signal) {
             break;
         }
-        if (train_step(run, err)) {
-            return err->status;
+        status = status ? status : train_step(run, err);
+    }
+    if (run->o.out[0] && run->step > saved && !run->damaged && (status || stop_signal)) {
+        struct error saving;
+        if (save_checkpoint(run, &saving)) {
+            fprintf(stderr, "train_gpt: %s\n", saving.text);
+        } else if (status) {
+            fprintf(stderr, "train_gpt: step %llu is saved in %s\n", (unsigned long long)run->step,
+                    run->o.out);
         }
     }
-    if (stop_signal) {
+    if (status == STATUS_OK && stop_signal) {
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
-    return STATUS_OK;
+    return status;
 }
 
 static int run_training(struct run *run, struct error *err)
@@ -1021,6 +1048,10 @@ static int run_training(struct run *run, struct error *err)
         return err->status;
     }
     print_run(run);
+    if (run->resumed.fd >= 0 && run->resumed.step >= run->steps) {
+        fprintf(run->say, "resume: step %llu of %llu is done already; --steps N goes on\n",
+                (unsigned long long)run->resumed.step, (unsigned long long)run->steps);
+    }
     int status = run->resumed.fd >= 0 ? load_state(run, err)
                  : is_file(o->model)  ? load_model_file(run, err)
                                       : init_parameters(run, err);

@@ -881,18 +881,18 @@ int checkpoint_room(const char *dir, const struct model_header *h, uint64_t keep
     double each = (double)model_file_bytes(h) + 12.0 * (double)model_elems(h) + 2e5;
     if ((double)wanted * each > (double)available) {
         return error_set(err, STATUS_FAIL,
-                         "no room for checkpoints in %s: %llu of %.2f GB each are needed, %.2f GB "
+                         "no room for checkpoints in %s: %llu of %.1f MB each are needed, %.1f MB "
                          "are free: make room, lower --keep, or choose another --out",
-                         dir, (ull)wanted, each / 1e9, (double)available / 1e9);
+                         dir, (ull)wanted, each / 1e6, (double)available / 1e6);
     }
     struct rlimit limit;
     double state = 12.0 * (double)model_elems(h);
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         state > (double)limit.rlim_cur) {
         return error_set(err, STATUS_FAIL,
-                         "a training state has %.2f GB, but files may not be larger than %.2f GB "
+                         "a training state has %.1f MB, but files may not be larger than %.1f MB "
                          "here: raise that limit (ulimit -f)",
-                         state / 1e9, (double)limit.rlim_cur / 1e9);
+                         state / 1e6, (double)limit.rlim_cur / 1e6);
     }
     return STATUS_OK;
 }

@@ -256,7 +256,8 @@ static int find_shards(struct loader *l, const char *pattern, struct error *err)
     int rc = STATUS_OK;
     if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0)
         rc = error_set(err, STATUS_FAIL,
-                       "%s: no token shard matches; ./tokenize makes shards of text, "
+                       "%s: no token shard matches; `make corpus` makes the default ones, "
+                       "./tokenize those of a text, "
                        "scripts/get_data.sh fetches some",
                        pattern);
     for (size_t i = 0; rc == STATUS_OK && i < found.gl_pathc; i++)

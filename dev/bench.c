@@ -58,11 +58,19 @@ static float *buffer(size_t n)
 static double blas_rate(struct device *dev, const float *a, const float *b, float *c, size_t m,
                         size_t n, size_t k)
 {
-    if (!blas_set_threads(dev->threads)) {
+    static sgemm_fn openblas;
+    char name[96], why[160];
+    enum isa isa;
+    struct error err;
+    if (!openblas && isa_choose(&isa, &err) == STATUS_OK) {
+        openblas = blas_open(isa, name, sizeof name, why, sizeof why);
+    }
+    if (!openblas) {
         return device_sgemm_rate(dev, m);
     }
+    blas_set_threads(dev->threads);
     double start = now();
-    cpu_of(dev)->sgemm(false, true, m, n, k, a, k, b, k, 0, c, n);
+    openblas(false, true, m, n, k, a, k, b, k, 0, c, n);
     double rate = 2.0 * (double)m * (double)n * (double)k / (now() - start);
     blas_set_threads(1);
     return rate;

@@ -134,7 +134,7 @@ dtype() {
     local from=$1 to=$2
     train --dtype "$from" --steps 20 -n 10 --out "$scratch/a" >/dev/null
     cut_back "$scratch/a" "$scratch/b" 10
-    train --out "$scratch/b" --dtype "$to" --resume >"$scratch/log"
+    train --out "$scratch/b" --dtype "$to" --resume >"$scratch/log" 2>&1
     grep -q "^resume: --dtype is $to now, was $from\$" "$scratch/log"
     losses "$scratch/a/metrics.jsonl" >"$scratch/a.losses"
     losses "$scratch/b/metrics.jsonl" >"$scratch/b.losses"
@@ -193,8 +193,8 @@ damaged() {
     rm -rf "$scratch/b"
     cp -r "$scratch/a" "$scratch/b"
     "$@" "$newest"
-    train --steps 12 -n 4 --out "$scratch/b" --resume >"$scratch/log"
-    grep "^resume: $newest is refused (.*); trying the one before it\$" "$scratch/log"
+    train --steps 12 -n 4 --out "$scratch/b" --resume >"$scratch/log" 2>&1
+    grep "^resume: refused: $newest .*; looking for an older one\$" "$scratch/log"
     grep -q "^resume: $(state "$scratch/b" 4), step 4\$" "$scratch/log"
     same "$scratch/whole" "$scratch/b" 12
 }
@@ -292,7 +292,7 @@ case_a_new_run_sets_old_checkpoints_aside() {
 case_resuming_a_finished_run() {
     train --steps 4 --val-every 2 --out "$scratch/a" >/dev/null
     cp -r "$scratch/a" "$scratch/b"
-    train --steps 4 --val-every 2 --out "$scratch/b" --resume >"$scratch/log"
+    train --steps 4 --val-every 2 --out "$scratch/b" --resume >"$scratch/log" 2>&1
     fails grep -q '^step .* loss .* norm' "$scratch/log"
     same "$scratch/a" "$scratch/b" 4
 }

@@ -83,16 +83,28 @@ static void choose_threads(struct device *dev, int asked)
                  "--threads %d uses them all",
                  cores, getenv("OMP_NUM_THREADS") ? getenv("OMP_NUM_THREADS") : "", cores);
     }
+    if (asked > cores) {
+        snprintf(dev->warning, sizeof dev->warning,
+                 "--threads %d, but only %d cores are there: they will wait for each other", asked,
+                 cores);
+    }
     omp_set_dynamic(0);
 }
 
-// OpenBLAS unless it is missing, computes wrongly, or TRAIN_GPT_BLAS=own asks for ours.
-static void choose_sgemm(struct cpu *cpu, enum isa isa, char *name, size_t size)
+// Ours on AVX-512, where it is faster (dev/sgemm.c); elsewhere OpenBLAS, if it is there and
+// computes rightly. TRAIN_GPT_BLAS=own|openblas asks for one.
+static int choose_sgemm(struct cpu *cpu, enum isa isa, char *name, size_t size, struct error *err)
 {
     const char *asked = getenv("TRAIN_GPT_BLAS");
     char why[160] = "";
-    bool own = asked && strcmp(asked, "own") == 0;
-    cpu->sgemm = own ? NULL : blas_open(isa, name, size, why, sizeof why);
+    if (!asked || !*asked) {
+        asked = isa == ISA_AVX512 ? "own" : "openblas";
+    } else if (strcmp(asked, "own") != 0 && strcmp(asked, "openblas") != 0) {
+        return error_set(err, STATUS_USAGE, "TRAIN_GPT_BLAS=%s: not one of own, openblas", asked);
+    }
+    if (strcmp(asked, "openblas") == 0) {
+        cpu->sgemm = blas_open(isa, name, size, why, sizeof why);
+    }
     if (!cpu->sgemm) {
         cpu->sgemm = cpu_sgemm(isa);
         snprintf(name, size, "own matrix products");
@@ -101,6 +113,7 @@ static void choose_sgemm(struct cpu *cpu, enum isa isa, char *name, size_t size)
         snprintf(cpu->base.warning, sizeof cpu->base.warning, "%s: matrix products are our own",
                  why);
     }
+    return STATUS_OK;
 }
 
 int device_open(struct device **out, const struct device_config *config, struct error *err)
@@ -122,7 +135,10 @@ int device_open(struct device **out, const struct device_config *config, struct 
     dev->layers = cpu_layers(config->dtype, isa);
     choose_threads(dev, config->threads);
     char blas[96], processor[96];
-    choose_sgemm(cpu, isa, blas, sizeof blas);
+    if (choose_sgemm(cpu, isa, blas, sizeof blas, err)) {
+        free(cpu);
+        return err->status;
+    }
     processor_name(processor, sizeof processor);
     snprintf(dev->summary, sizeof dev->summary, "cpu: %s, %s, %s, %d thread%s", processor,
              isa_name(isa), blas, dev->threads, dev->threads == 1 ? "" : "s");
