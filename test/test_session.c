@@ -468,6 +468,52 @@ static void test_updates(void **state)
     tiny_close(&t);
 }
 
+struct decay_check {
+    struct snapshot before, after;
+    float shrink;
+};
+
+static void check_tensor_decay(void *ctx, size_t unit, const struct tensor *tensor, size_t first)
+{
+    static const char *const decays[] = {"wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw"};
+    const struct decay_check *d = ctx;
+    float factor = 1;
+    for (size_t i = 0; i < COUNT(decays); i++) {
+        factor = strcmp(tensor->name, decays[i]) == 0 ? d->shrink : factor;
+    }
+    for (size_t i = first; i < first + tensor->elems; i++) {
+        float expected = d->before.state[STATE_PARAMS][i] * factor;
+        if (memcmp(d->after.state[STATE_PARAMS] + i, &expected, sizeof expected) != 0) {
+            fail_msg("%s of unit %zu: %.9g became %.9g, not %.9g", tensor->name, unit,
+                     (double)d->before.state[STATE_PARAMS][i],
+                     (double)d->after.state[STATE_PARAMS][i], (double)expected);
+        }
+    }
+}
+
+// Without a gradient (all targets ignored) matrices shrink by exactly 1 - lr*wd, and norms and
+// biases keep every bit.
+static void test_decay(void **state)
+{
+    struct decay_check d = {.shrink = (float)(1 - 1e-3 * 0.1)};
+    struct session_result result;
+    struct tiny t;
+    uint64_t rng = test_seed();
+    open_usual(&t, *state);
+    tiny_scramble(&t, 1);
+    int32_t *batch = tiny_batch(&rng, t.tokens, usual_shape.vocab);
+    memset(batch + t.tokens, 0xff, t.tokens * sizeof *batch);
+    d.before = take(&t);
+    step(&t, batch, &usual_update, &result);
+    assert_true(result.updated && result.norm == 0 && result.loss == 0);
+    d.after = take(&t);
+    tiny_each(&t, check_tensor_decay, &d);
+    drop(&d.before);
+    drop(&d.after);
+    free(batch);
+    tiny_close(&t);
+}
+
 // d loss / d wte[token] by central differences, for tokens that are input and target at once: the
 // head's part and the embedding's part are both in the gradient.
 static void test_tied_gradient(void **state)
@@ -1420,6 +1466,8 @@ int main(int argc, char **argv)
         {"pytorch #148532, torchtitan #990: norm of all gradients, exact clipping", test_clipping,
          false},
         {"DeepSpeed #493, entrenar #314: one AdamW of every tensor per step", test_updates, false},
+        {"DeepSpeed #482 #7905: matrices decay, exactly; norms and biases do not", test_decay,
+         false},
         {"DeepSpeed #8035: a non-finite norm changes no byte", test_guard, false},
         {"without the guard a NaN spreads", test_no_guard, false},
         {"llm.c #19: the tensor that holds a NaN is named", test_names_parameter, false},
