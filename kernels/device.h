@@ -52,7 +52,7 @@ struct device {
     int threads;                 // CPU threads that compute
     size_t workspace_bytes;      // held by the device itself, outside the arena
     char summary[256];           // one line for the user: processor, ISA, BLAS, threads
-    char warning[256];           // empty, or what the user should know before training
+    char warning[512];           // empty, or what the user should know before training
 };
 
 // Opens a device. STATUS_USAGE: no such kind; STATUS_FAIL: it is not usable here.

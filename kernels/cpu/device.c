@@ -110,8 +110,10 @@ static int choose_sgemm(struct cpu *cpu, enum isa isa, char *name, size_t size, 
         snprintf(name, size, "own matrix products");
     }
     if (why[0]) {
-        snprintf(cpu->base.warning, sizeof cpu->base.warning, "%s: matrix products are our own",
-                 why);
+        char *warning = cpu->base.warning;
+        size_t n = strlen(warning); // that of the threads may stand there
+        snprintf(warning + n, sizeof cpu->base.warning - n, "%s%s: matrix products are our own",
+                 n ? "; " : "", why);
     }
     return STATUS_OK;
 }
