@@ -484,6 +484,11 @@ static void test_isa_override(void **state)
     assert_int_equal(isa_choose(&isa, &err), STATUS_OK);
     assert_int_equal(isa, best);
     unsetenv("TRAIN_GPT_ISA");
+
+    setenv("TRAIN_GPT_BLAS", "mkl", 1);
+    assert_int_equal(device_open(&dev, &config, &err), STATUS_USAGE);
+    assert_non_null(strstr(err.text, "TRAIN_GPT_BLAS=mkl"));
+    unsetenv("TRAIN_GPT_BLAS");
 }
 
 // Each variant is compiled code of its own: an override that changed nothing would go unnoticed.
@@ -499,8 +504,10 @@ static void test_variants_differ(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    (void)argc;
+    test_threads_sleep(argv);
     static const struct {
         const char *name;
         void (*run)(void **state);
@@ -514,7 +521,7 @@ int main(void)
     };
     static const struct CMUnitTest once[] = {
         cmocka_unit_test(test_sumsq_in_double),
-        {.name = "DeepSpeed #2618 #7556: TRAIN_GPT_ISA is obeyed or refused",
+        {.name = "DeepSpeed #2618 #7556: TRAIN_GPT_ISA and _BLAS are obeyed or refused",
          .test_func = test_isa_override},
         cmocka_unit_test(test_variants_differ),
     };

@@ -187,13 +187,12 @@ static void run_with_threads(struct run *run, int threads, enum dtype dtype)
     tiny_close(&t);
 }
 
-static void test_threads(void **state)
+static void same_with_any_threads(enum dtype dtype)
 {
-    const struct kind *kind = *state;
     static struct run one, other;
-    run_with_threads(&one, 1, kind->dtype);
+    run_with_threads(&one, 1, dtype);
     for (int threads = 2; threads <= 4; threads++) {
-        run_with_threads(&other, threads, kind->dtype);
+        run_with_threads(&other, threads, dtype);
         for (size_t i = 0; i < COUNT(one.result); i++) {
             assert_true(one.result[i].updated && other.result[i].updated);
             assert_true(one.result[i].loss == other.result[i].loss);
@@ -205,6 +204,20 @@ static void test_threads(void **state)
         drop(&other.state);
     }
     drop(&one.state);
+}
+
+// With either kind of matrix product.
+static void test_threads(void **state)
+{
+    const struct kind *kind = *state;
+    const char *asked = getenv("TRAIN_GPT_BLAS"), *const blas[] = {"own", "openblas"};
+    char before[16];
+    snprintf(before, sizeof before, "%s", asked ? asked : "");
+    for (size_t i = 0; i < COUNT(blas); i++) {
+        setenv("TRAIN_GPT_BLAS", blas[i], 1);
+        same_with_any_threads(kind->dtype);
+    }
+    setenv("TRAIN_GPT_BLAS", before, 1); // empty: not asked for
 }
 
 static const char *const launcher[] = {"--launcher", NULL};
@@ -242,7 +255,7 @@ static int launch(int cores, const char *omp_num_threads, char *warning, size_t 
         }
         sched_setaffinity(0, sizeof some, &some);
         unsetenv("OMP_NUM_THREADS");
-        unsetenv("TRAIN_GPT_BLAS");
+        setenv("TRAIN_GPT_BLAS", "openblas", 1);
         if (omp_num_threads) {
             setenv("OMP_NUM_THREADS", omp_num_threads, 1);
         }
@@ -1464,6 +1477,7 @@ int main(int argc, char **argv)
     if (argc == 2 && strcmp(argv[1], launcher[0]) == 0) {
         return launched();
     }
+    test_threads_sleep(argv);
     static const struct {
         const char *name;
         void (*run)(void **state);
