@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A small GPT learns real text and the default corpus to stated losses, in a stated number of steps.
+# shellcheck disable=SC2030,SC2031,SC2317 # cases run in subshells, called by tap_case
 # shellcheck source=test/tap.sh
 . "$(dirname "$0")/tap.sh"
 # shellcheck source=test/cli.sh
 . "$(dirname "$0")/cli.sh"
-# shellcheck disable=SC2317 # the cases are called by tap_case
 
 small=(--layers 2 --hidden 128 --heads 4 --seq 64 --max-seq 64 --micro-batch 16 --lr 3e-3
     --warmup 20 --lr-final 0.1 --sample-every 0)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Training on the default corpus gets near the loss that a perfect model would reach.
+# shellcheck disable=SC2030,SC2031,SC2317 # cases run in subshells, called by tap_case
 # shellcheck source=test/tap.sh
 . "$(dirname "$0")/tap.sh"
 # shellcheck source=test/cli.sh
 . "$(dirname "$0")/cli.sh"
-# shellcheck disable=SC2317 # the cases are called by tap_case
 
 # The demo's model and steps. A perfect model reaches 0.216 on rows of 128 tokens; a guess from the
 # frequency of bytes is 3. Measured at step 1200: 0.349.
