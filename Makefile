@@ -55,7 +55,7 @@ DEV       = $(patsubst %.c,$(BUILD)/%,$(wildcard dev/*.c))
 all: $(PROGRAMS:%=$(BIN)/%) ## build ./train_gpt and ./tokenize
 
 demo: ## the whole way in minutes: packages, build, corpus, training, sample; leaves out/demo/
-	+scripts/demo.sh
+	scripts/demo.sh
 
 corpus: all ## make the default corpus: little generated stories, as token shards in data/
 	$(BIN)/tokenize --stories

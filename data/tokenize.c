@@ -23,7 +23,8 @@
 
 static const char usage[] =
     "usage: tokenize FILE... -o PREFIX [options]     text to token shards (FILE -: stdin)\n"
-    "       tokenize --decode SHARD...               shards back to text, end-of-text tokens included\n"
+    "       tokenize --decode SHARD...               shards back to text, end-of-text tokens "
+    "included\n"
     "       tokenize --stories [N] [-o PREFIX]       the default corpus: N tokens (8M) of stories\n"
     "\n"
     "Writes PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ... and PREFIX_tokenizer.bin, "

@@ -4,6 +4,7 @@
 #
 # DEMO_STEPS=N trains for N steps instead of about two minutes.
 set -eu
+unset MAKEFLAGS MAKELEVEL # as if called by hand: all cores, no warnings about a jobserver
 cd "$(dirname "$0")/.."
 
 say() {
