@@ -603,14 +603,13 @@ static bool open_rig(struct rig *r, const struct variant *v, int threads)
                                    .padded_vocab = 50304};
     struct error err;
     setenv("TRAIN_GPT_ISA", isa_name(v->isa), 1);
+    setenv("TRAIN_GPT_BLAS", v->own_sgemm ? "own" : "openblas", 1);
     *r = (struct rig){.variant = v, .rng = 1};
     if (device_open(&r->dev, &config, &err)) {
         fprintf(stderr, "skipped: %s: %s\n", v->name, err.text);
         return false;
     }
-    if (v->own_sgemm) {
-        cpu_of(r->dev)->sgemm = cpu_sgemm(v->isa);
-    } else if (cpu_of(r->dev)->sgemm == cpu_sgemm(v->isa)) {
+    if (!v->own_sgemm && cpu_of(r->dev)->sgemm == cpu_sgemm(v->isa)) {
         fprintf(stderr, "skipped: %s: %s\n", v->name, r->dev->warning);
         device_close(r->dev);
         return false;
