@@ -13,8 +13,8 @@ struct gpt_config {
     size_t head_rows; // rows of logits that exist at one time
 };
 
-// "dN" and "gpt2:dN" (N layers: 6 12 24 36 48, and other N by interpolation of hidden = 64*heads),
-// "gpt3:cN" (N channels, the table of the GPT-3 paper). Leaves vocab alone. STATUS_USAGE: neither.
+// "dN" and "gpt2:dN" (N layers: 6 12 24 36 48), "gpt3:cN" (N channels, the table of the GPT-3
+// paper). Leaves vocab alone. STATUS_USAGE: none of these.
 int gpt_parse(struct gpt_config *config, const char *spec, struct error *err);
 
 // Refuses shapes that cannot be: zeros, hidden not a multiple of heads, sizes that overflow.
