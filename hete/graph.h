@@ -2,8 +2,13 @@
 //
 // Program order is what a trainer without offloading would do. It is the meaning of the step:
 // whatever runs the list may overlap or reorder operations only where no two of them touch the same
-// buffer with one of them writing. Nothing else is ever synchronised by hand, so an access that is
-// not declared is a bug. The serial executor below runs the list as it stands.
+// bytes with one of them writing. Nothing is ever synchronised by hand, so an access that is not
+// declared is a bug. graph_link derives what must wait for what; the executor (execute.h), the
+// simulator (simulate.h) and the checker (check.h) read nothing but the list and those edges.
+//
+//   list      fetch 3 | forward 3 | ... | backward 3 | grad out 3 | ... | clip | adam 3
+//   edges        `--------^   `-------------^  `-----------^                 `-----^
+//   next step: `fetch 3` waits for this step's `adam 3` and for the last reader of its slot.
 #ifndef HETE_GRAPH_H
 #define HETE_GRAPH_H
 
@@ -19,38 +24,69 @@ enum lane {
     LANE_COPY_IN,  // host to device
     LANE_COPY_OUT, // device to host
     LANE_HOST,     // work on the host's own data
+    LANES
 };
+const char *lane_name(enum lane lane);
 
-// A buffer is named by what it holds and for whom, not by where it is.
+// A buffer is named by what it holds and for whom. Two buffers never share a byte (step.h lays them
+// out), so to be free of races by name is to be free of races.
 enum buffer_kind {
-    BUF_PARAMS,     // index: unit
-    BUF_MOMENTS,    // index: unit; with the master weights, where there are any
-    BUF_GRADS,      // index: gradient buffer
-    BUF_SUM,        // index: unit; gradients summed over micro-batches
+    // device
+    BUF_PARAMS,     // index: unit, sliced
+    BUF_SLOT,       // parameters of the streamed unit that is there. index: slot, sliced
+    BUF_MASTER,     // fp32 parameters. index: unit; in fp32 they are BUF_PARAMS and not declared
+    BUF_MOMENTS,    // m and v. index: unit
+    BUF_GRADS,      // index: gradient buffer, sliced
+    BUF_SUM,        // gradients summed over micro-batches, fp32. index: unit
     BUF_GRADS_FP32, // unit 0's fp32 gradient of the tied embedding
-    BUF_X,          // index: boundary buffer
-    BUF_KEPT,       // index: unit
+    BUF_X,          // index: boundary
+    BUF_KEPT,       // index: 0 for all units that are recomputed, else the unit
     BUF_DX,
     BUF_WORK,
-    BUF_TOKENS,      // index: micro-batch; inputs and targets
-    BUF_LOSSES,      // index: micro-batch, on the device
+    BUF_TOKENS, // index: micro-batch; inputs and targets
+    BUF_LOSSES, // index: micro-batch
+    BUF_NORM,   // sum of squares of a unit's gradient. index: unit
+    // host
+    BUF_HOST_PARAMS,  // what is copied to the device. index: unit, sliced
+    BUF_HOST_MASTER,  // index: unit, sliced; in fp32 they are BUF_HOST_PARAMS and not declared
+    BUF_HOST_MOMENTS, // index: unit, sliced
+    BUF_HOST_GRADS,   // index: unit, sliced
+    BUF_HOST_STAGE,  // gradients of one micro-batch, on their way to the sum. index: buffer, sliced
+    BUF_HOST_SUM,    // index: unit, sliced
+    BUF_HOST_CHUNKS, // fp32 sums of squares of chunks of the gradient. index: unit, sliced
     BUF_HOST_LOSSES, // index: micro-batch
-    BUF_NORM,        // index: unit; sum of squares of its gradient
     BUF_SCALE,       // what the update is scaled by, and whether it happens
+    BUF_TOKEN,       // no bytes: accessed by operations that a policy keeps apart
+    BUFFER_KINDS
+};
+const char *buffer_name(enum buffer_kind kind);
+
+enum access_mode {
+    ACCESS_READ,
+    ACCESS_UPDATE, // reads and writes
+    ACCESS_WRITE,  // overwrites all of it that matters: what was there before is dead
 };
 
 struct access {
     uint16_t kind; // enum buffer_kind
-    bool write;    // writes, or reads and writes
+    uint8_t mode;  // enum access_mode
+    uint8_t slice; // 0 where a buffer is not sliced
     uint32_t index;
 };
 
 struct op {
     uint16_t kind; // whose meaning belongs to whoever built the list
-    uint16_t lane; // enum lane
+    uint8_t lane;  // enum lane
+    uint8_t slice; // of the unit, where the operation works on one
     uint32_t unit;
     uint32_t micro;                    // micro-batch
     uint32_t first_access, n_accesses; // in graph.accesses
+};
+
+// `to` waits for `from`, or for the `from` of the step before.
+struct edge {
+    uint32_t from, to;
+    bool next; // to is in the step after from's
 };
 
 struct graph {
@@ -58,17 +94,27 @@ struct graph {
     size_t n_ops, max_ops;
     struct access *accesses;
     size_t n_accesses, max_accesses;
-    bool failed; // out of memory while adding
+    struct edge *edges; // sorted by from; edges of op i: [first_edge[i], first_edge[i + 1])
+    size_t n_edges, max_edges;
+    uint32_t *first_edge;
+    bool repeats; // steps follow each other, so that edges lead into the next one
+    bool failed;  // out of memory while adding
 };
 
 // Appends an operation; the accesses that follow belong to it.
-void graph_add(struct graph *g, uint16_t kind, enum lane lane, size_t unit, size_t micro);
-void graph_reads(struct graph *g, enum buffer_kind kind, size_t index);
-void graph_writes(struct graph *g, enum buffer_kind kind, size_t index);
+struct op *graph_add(struct graph *g, uint16_t kind, enum lane lane, size_t unit, size_t micro);
+void graph_access(struct graph *g, enum access_mode mode, enum buffer_kind kind, size_t index,
+                  size_t slice);
 
-// Runs the list in program order, one operation at a time.
-typedef void (*op_fn)(void *ctx, const struct op *op);
-void graph_run_serial(const struct graph *g, op_fn run, void *ctx);
+// Derives the edges: read after write, write after read, write after write, for each buffer and
+// slice; if the step repeats, also from its last accesses to the first ones of the next step.
+// No edge is there twice. STATUS_FAIL: no memory, here or while adding.
+int graph_link(struct graph *g, bool repeats, struct error *err);
+
+// Runs the list in program order, one operation at a time. Stops at the first status that is not
+// STATUS_OK and returns it.
+typedef int (*op_fn)(void *ctx, const struct op *op, uint64_t step, struct error *err);
+int graph_run_serial(const struct graph *g, uint64_t step, op_fn run, void *ctx, struct error *err);
 
 void graph_free(struct graph *g);
 

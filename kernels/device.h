@@ -34,6 +34,14 @@ static inline size_t device_round(size_t bytes)
     return (bytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
 }
 
+// The link between host and device. Rates in bytes/s, 0: without limit, as memory copies them.
+// While both directions are busy each goes at its duplex rate.
+struct device_link {
+    double latency_s; // of every copy
+    double in, out;   // alone
+    double in_duplex, out_duplex;
+};
+
 struct device_config {
     const char *kind; // "auto" or "cpu"
     enum dtype dtype;
@@ -41,6 +49,10 @@ struct device_config {
     size_t head_size;    // channels of one attention head
     size_t max_seq;      // longest sequence
     size_t padded_vocab; // longest row that the classifier sees
+    // The cpu device as an emulated one: memory of its own, of so many bytes at most, behind a
+    // link. 0: a plain cpu device, whose link is memory itself.
+    size_t memory;
+    struct device_link link;
 };
 
 struct layers;
@@ -51,8 +63,13 @@ struct device {
     const struct layers *layers; // what it can compute (layers.h)
     int threads;                 // CPU threads that compute
     size_t workspace_bytes;      // held by the device itself, outside the arena
-    char summary[256];           // one line for the user: processor, ISA, BLAS, threads
-    char warning[512];           // empty, or what the user should know before training
+    size_t memory;               // bytes an arena can have; SIZE_MAX: what the host has
+    bool emulated;               // has memory of its own, and lanes worth running at the same time
+    // What a lane adds to a device address before it hands it to a function of `layers`. Addresses
+    // without it fault when the host dereferences them (emulated), or need nothing added (0).
+    ptrdiff_t lane_offset;
+    char summary[256]; // one line for the user: processor, ISA, BLAS, threads
+    char warning[512]; // empty, or what the user should know before training
 };
 
 // Opens a device. STATUS_USAGE: no such kind; STATUS_FAIL: it is not usable here.
@@ -61,8 +78,30 @@ int device_open(struct device **out, const struct device_config *config, struct 
 // Takes the arena, zero-filled. At most one per device.
 int device_arena(struct device *dev, size_t bytes, void **base, struct error *err);
 
+// Host memory for the session, zero-filled, at most one piece of each kind per device. Copies from
+// and to pinned memory go at the link's rate; others are counted, and slower on real devices.
+int device_host_arena(struct device *dev, size_t bytes, bool pinned, void **base,
+                      struct error *err);
+
+// Return when the copy is done. One thread per direction may be inside at a time. On an emulated
+// device a copy takes as long as the link would.
 void device_copy_in(struct device *dev, void *device_dst, const void *host_src, size_t bytes);
 void device_copy_out(struct device *dev, void *host_dst, const void *device_src, size_t bytes);
+
+// The same without the link's time and not counted: state that moves between steps (start,
+// checkpoints, inspection), and the few bytes that the compute lane exchanges with pinned memory.
+void device_peek(struct device *dev, void *host_dst, const void *device_src, size_t bytes);
+void device_poke(struct device *dev, void *device_dst, const void *host_src, size_t bytes);
+
+// Sets all bytes, at once (tests, chaos).
+void device_fill(struct device *dev, void *device_dst, int byte, size_t bytes);
+
+// Changes the link of an emulated device; nothing may be in flight.
+void device_set_link(struct device *dev, const struct device_link *link);
+void device_get_link(const struct device *dev, struct device_link *link);
+
+// Copies between pageable and device memory since the device was opened, of device_copy_in/out.
+uint64_t device_pageable_copies(const struct device *dev);
 
 // Single-precision matrix-product rate (FLOP/s) of this device with all its threads, on square
 // matrices of size n, the best of several tries: what throughput is held against.

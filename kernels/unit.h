@@ -28,6 +28,7 @@ struct tensor {
 enum call {
     CALL_ENCODE,          // tokens -> y
     CALL_FORWARD,         // x -> y, kept
+    CALL_RECOMPUTE,       // x -> kept: FORWARD without what only y needs
     CALL_HEAD,            // x, targets -> losses, dx, grads (the part that the head gives)
     CALL_BACKWARD,        // dx, x, kept -> dx, grads
     CALL_ENCODE_BACKWARD, // dx, tokens -> grads (completed)
@@ -76,11 +77,18 @@ struct unit_bytes {
     size_t grads_fp32; // unit 0 only
 };
 
+// What a call does, for estimates: FLOP of matrix products and attention, and bytes of device
+// memory that everything else moves.
+struct call_work {
+    double flops, bytes;
+};
+
 struct model {
     size_t units;             // 1 + L
     struct unit embed, block; // unit 0, units 1..L
     size_t logits;            // Vp: elements that CALL_LOGITS gives
     struct unit_bytes (*bytes)(const struct model *, enum dtype, size_t B, size_t T);
+    struct call_work (*work)(const struct model *, enum dtype, enum call, size_t B, size_t T);
 };
 
 static inline const struct unit *model_unit(const struct model *m, size_t u)

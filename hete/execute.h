@@ -1,0 +1,56 @@
+// execute.h - runs a graph on real lanes, one thread each.
+//
+// The compute lane runs strictly in program order; every other lane, when free, takes the ready
+// operation that comes first in program order (of the older step first), or, fifo, the one that was
+// ready first. Operations are dispatched when they are ready, never queued ahead. Two steps may be
+// in flight. With chaos every lane takes any ready operation and dawdles: the results must be the
+// same.
+//
+// One thread, the caller's, starts and awaits steps; the operations run on the lanes' threads.
+// When an operation fails, nothing more starts and the error is what execute_wait returns. A wait
+// in which nothing finishes for watchdog_s fails and names the operations that are waited for.
+#ifndef HETE_EXECUTE_H
+#define HETE_EXECUTE_H
+
+#include "hete/graph.h"
+#include "hete/simulate.h"
+
+struct executor;
+
+struct execute_config {
+    op_fn run;
+    void *ctx;
+    double watchdog_s; // 0: 300
+    uint64_t chaos;    // seed; 0: none
+    // Chaos only: called before an operation runs, for each access that overwrites; fills the
+    // buffer with what nobody should see.
+    void (*poison)(void *ctx, const struct op *op, const struct access *access);
+};
+
+int execute_open(struct executor **out, const struct execute_config *config, struct error *err);
+void execute_close(struct executor *e);
+
+// From now on steps of this graph are run. Nothing may be in flight. pace: NULL, or for each
+// operation the seconds it is to take at least (0: as long as it takes).
+int execute_load(struct executor *e, const struct graph *graph, bool fifo, const double *pace,
+                 struct error *err);
+
+// Starts a step; at most two are in flight. Numbers given to one graph are consecutive.
+int execute_start(struct executor *e, uint64_t step, struct error *err);
+// Until all of that step is done.
+int execute_wait(struct executor *e, uint64_t step, struct error *err);
+
+// Called by an operation that runs: no operation of a later step starts until execute_release.
+void execute_hold(struct executor *e, uint64_t step);
+void execute_release(struct executor *e);
+
+// Times of the last steps that are complete, at most `steps` of them, oldest first, into
+// timings[steps * n_ops]; returns how many. Nothing may be in flight. *first: number of the oldest.
+size_t execute_timings(const struct executor *e, struct timing *timings, size_t steps,
+                       uint64_t *first);
+#define EXECUTE_KEPT_STEPS ((size_t)16)
+
+// Since execute_load: operations that ended later than their pace, and all that were paced.
+void execute_late(const struct executor *e, uint64_t *late, uint64_t *paced);
+
+#endif

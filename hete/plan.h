@@ -1,0 +1,93 @@
+// plan.h - what is decided per unit and once, and the search for the best decisions.
+//
+// A plan changes where bytes are and when work runs, never a result: the losses and parameters of
+// all plans are equal to the last bit.
+//
+//   activations  keep all                | recompute from the block's input
+//   parameters   resident on the device  | streamed in before each use through slots
+//   optimizer    on the device           | on the host: gradient out, CPU Adam, parameters in
+//
+// Unit 0 (embedding and head) is always resident; where its optimizer is, is decided too.
+#ifndef HETE_PLAN_H
+#define HETE_PLAN_H
+
+#include "hete/cost.h"
+#include "kernels/unit.h"
+
+#define PLAN_UNITS_MAX  ((size_t)1001)
+#define PLAN_SLOTS_MAX  ((size_t)8)
+#define PLAN_GRADS_MAX  ((size_t)8)
+#define PLAN_SLICES_MAX ((size_t)16)
+#define PLAN_STAGES     ((size_t)2) // host staging buffers, for accumulation
+
+struct unit_plan {
+    bool recompute; // unit 0: never
+    bool stream;    // unit 0: never; implies host_optimizer
+    bool host_optimizer;
+};
+
+struct plan {
+    char policy[32];
+    size_t units, B, T, micro_batches;
+    bool hold_updates; // no update before the global norm is known (clip, guard, outliers)
+    struct unit_plan unit[PLAN_UNITS_MAX];
+    size_t slots;        // for streamed units; 0 if there are none
+    size_t grad_buffers; // shared by the blocks whose gradient is short-lived; 0 if there are none
+    size_t slices;       // into which transfers and host work of a unit are cut
+    bool early_adam;     // device Adam right after a unit's backward; never with hold_updates
+    // What only baselines do (PAPER: baselines are fixed plans of the same engine).
+    bool fifo;    // lanes serve in order of arrival, host Adam in the order of backward
+    bool barrier; // no host Adam before the whole backward is done, no forward before all updates
+    bool serial_copies; // fetches and compute exclude each other
+};
+
+// Bytes at most. 0: none; SIZE_MAX: no limit.
+struct budget {
+    size_t device, host, pinned; // host counts pinned memory too
+};
+
+struct plan_problem {
+    const struct model *model;
+    enum dtype dtype;
+    size_t B, T, micro_batches;
+    bool hold_updates;
+    const struct costs *costs; // of this model, dtype and micro-batch
+    struct budget budget;
+};
+
+// What a plan is expected to do.
+struct prediction {
+    double step_s;                          // steady-state period
+    double busy_s[LANES], exposed_s[LANES]; // per step; exposed: compute waits for this lane
+    double bound_s;                         // the busiest lane's total, were it never interrupted
+    size_t device_bytes, host_bytes, pinned_bytes; // host_bytes without pinned_bytes
+};
+
+// Everything resident: the plan of a session without limits.
+void plan_resident(struct plan *plan, const struct model *model, size_t B, size_t T,
+                   size_t micro_batches, bool hold_updates);
+
+// The best plan of a policy: auto, autohete, resident, zero-offload, twin-flow:R (0..1),
+// zero-infinity, stronghold, patrickstar. STATUS_USAGE: no such policy, or one that cannot hold
+// updates (stronghold) asked to. STATUS_FAIL: nothing fits; err says by how much which budget is
+// short and what would fit. In predicted time auto is never worse than any other.
+int plan_choose(struct plan *out, const struct plan_problem *problem, const char *policy,
+                struct error *err);
+extern const char *const plan_policies[]; // NULL behind the last; twin-flow without its :R
+
+// Fails if the plan is not one for this problem: units, combinations that make no sense, budgets.
+int plan_check(const struct plan *plan, const struct plan_problem *problem, struct error *err);
+
+// Simulates a plan. STATUS_FAIL: no memory.
+int plan_predict(struct prediction *out, const struct plan *plan,
+                 const struct plan_problem *problem, struct error *err);
+
+// The least over all plans that fit of the busiest lane's total: no scheduler can be faster.
+double plan_bound(const struct plan_problem *problem);
+
+// A small text file (README or docs/FORMATS describe it). Reading refuses unknown fields, missing
+// ones and values out of range, by line.
+int plan_write(const struct plan *plan, const char *path, struct error *err);
+int plan_read(struct plan *plan, const char *path, struct error *err);
+
+#endif

@@ -1,0 +1,26 @@
+// profile.h - measures a device and its host for one model shape: what the planner counts with.
+//
+// The shape's own model with a single block is run for real: each operation of the step, host Adam
+// while copies run, copies alone and both ways at once; medians of several tries. Takes a second or
+// so at the sizes that are worth planning; cached by machine, shape and threads.
+#ifndef HETE_PROFILE_H
+#define HETE_PROFILE_H
+
+#include "hete/cost.h"
+
+struct profile_config {
+    struct device_config device; // a device of the same kind; opened and closed here
+    int host_threads;            // for work on the host; 0: as many as the process may use
+    const struct model *model;   // one block: 2 units
+    size_t B, T;
+    const char *cache;    // directory, or NULL: measure, and keep nothing
+    const char *identity; // of the shape: part of the cache's file name, which also has the
+                          // device's summary in it (hashed)
+};
+
+// STATUS_FAIL: no memory, no device. A cache that cannot be read or written is measured anew, and
+// is not an error. *cached: the costs come from a file.
+int profile_measure(struct costs *out, const struct profile_config *config, bool *cached,
+                    struct error *err);
+
+#endif

@@ -1,0 +1,46 @@
+// report.h - plans for people and for tools: the table at start, --plan-only, predicted against
+// measured.
+#ifndef HETE_REPORT_H
+#define HETE_REPORT_H
+
+#include "hete/plan.h"
+#include "hete/simulate.h"
+
+#include <stdio.h>
+
+// The plan as a table: runs of units with the same decisions share a row. What was decided and why,
+// bytes on device, host and pinned, milliseconds per lane; then slots, buffers and slices, the
+// predicted step time and peak, and what waiting for the norm (clip, guard) costs.
+int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *problem,
+                struct error *err);
+
+// One policy's line of --plan-only.
+struct policy_result {
+    char policy[32];
+    size_t B, micro_batches;
+    struct plan plan;
+    struct prediction prediction;
+    char error[512]; // not empty: does not fit, with the reason
+};
+// A table of policies: step time, tok/s, MFU, bytes per budget, busy and exposed time per lane,
+// distance to the bound. flops: of one step, by the usual count (6N + 6LCT per token).
+void report_policies(FILE *out, const struct policy_result *results, size_t n,
+                     const struct plan_problem *problem, double flops);
+// The same as JSON (hete/FORMATS.md).
+int report_policies_json(FILE *out, const struct policy_result *results, size_t n,
+                         const struct plan_problem *problem, double flops, struct error *err);
+
+// Predicted and measured step time, busy and exposed time per lane, GB/s of copies and of Adam.
+struct measured {
+    struct lane_times times;
+    double bytes_in, bytes_out; // copied per step
+    double host_adam_params;    // per step
+    uint64_t pageable_copies;
+    uint64_t late, paced; // paced operations
+    int host_threads;
+    const char *isa;
+};
+void report_measured(FILE *out, const struct prediction *predicted,
+                     const struct measured *measured);
+
+#endif

@@ -1,0 +1,91 @@
+// step.h - writes down the steps of a model under a plan: the operations, the buffers, the bytes.
+//
+// One training step, in program order (k micro-batches), fetches left out:
+//
+//   for each micro-batch:  tokens in | encode | forward 1..L | head | losses out |
+//                          [recompute u,] backward u, gradient of u   for u = L..1 |
+//                          encode backward, gradient of unit 0
+//       gradient of u, optimizer on the device: k > 1: added to the sum; last: norm
+//                      optimizer on the host:   k = 1: norm, gradient out
+//                                               k > 1: gradient out to a stage, added on the host;
+//                                                      last: sums of squares there
+//   clip:  global norm -> scale, or no update at all
+//   Adam:  host units 0, 1, .. L by slices, then device units 0, 1, .. L
+//
+// A fetch stands right before the use that needs it: of a streamed unit into the slot that was used
+// least recently, unless a slot holds it; of a resident unit whose optimizer is on the host into
+// its own place, before its first use of the step.
+#ifndef HETE_STEP_H
+#define HETE_STEP_H
+
+#include "hete/graph.h"
+#include "kernels/unit.h"
+
+struct plan;
+
+// Operations. The first ones are calls of a unit (unit.h).
+enum op_kind {
+    OP_TOKENS_IN = CALLS, // copy in
+    OP_LOSSES_OUT,        // copy out
+    OP_FETCH,             // copy in: a slice of a unit's parameters
+    OP_GRAD_OUT,          // copy out: a slice of a unit's gradient
+    OP_ACCUMULATE,        // compute
+    OP_NORM,              // compute: sum of squares of a unit's gradient
+    OP_CLIP,              // compute
+    OP_ADAM,              // compute
+    OP_HOST_ACCUMULATE,   // host: a slice
+    OP_HOST_NORM,         // host: a slice
+    OP_HOST_ADAM,         // host: a slice
+    OP_BARRIER,           // host: waits, does nothing
+    OP_BEGIN,             // compute: waits, does nothing
+    OP_KINDS
+};
+const char *op_name(uint16_t kind);
+
+enum step_kind { STEP_TRAIN, STEP_LOSS, STEP_DECODE };
+
+// Sizes of a model, once for all that needs them.
+struct step_shape {
+    const struct model *model;
+    enum dtype dtype;
+    size_t B, T, micro_batches;
+    bool train;
+    struct unit_bytes bytes;
+};
+void step_shape(struct step_shape *shape, const struct model *model, enum dtype dtype, size_t B,
+                size_t T, size_t micro_batches, bool train);
+
+// Writes the operations of a step and links them. A training step repeats; the others stand alone.
+int step_build(struct graph *g, const struct step_shape *shape, const struct plan *plan,
+               enum step_kind kind, struct error *err);
+
+// Elements of unit u's slice: [*first, *first + n); n may be 0. Multiples of SUMSQ_CHUNK.
+size_t step_slice(const struct step_shape *shape, const struct plan *plan, size_t unit,
+                  size_t slice, size_t *first);
+
+// ---- memory ----
+
+enum space { SPACE_DEVICE, SPACE_PINNED, SPACE_HOST, SPACES };
+
+enum category { PARAMS, MASTERS, GRADIENTS, MOMENTS, ACTIVATIONS, WORKSPACE, BATCH, CATEGORIES };
+extern const char *const category_name[CATEGORIES];
+
+// All buffers of a kind and index, one behind the other.
+struct region {
+    enum space space;
+    size_t offset, bytes; // offset: DEVICE_ALIGN
+};
+
+struct layout {
+    size_t total[SPACES], category[SPACES][CATEGORIES];
+    size_t indices[BUFFER_KINDS];        // regions of a kind; those that are not there have 0 bytes
+    struct region *region[BUFFER_KINDS]; // by index
+};
+
+// Places every buffer of the plan; what does not fit into `pinned` bytes of pinned memory lies in
+// pageable memory instead. STATUS_FAIL: no memory, or sizes that overflow.
+int layout_make(struct layout *layout, const struct step_shape *shape, const struct plan *plan,
+                size_t pinned, struct error *err);
+void layout_free(struct layout *layout);
+
+#endif
