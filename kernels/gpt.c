@@ -189,7 +189,10 @@ static struct block_work lay_out_work(struct pieces *p, const struct gpt_config 
 #define P(t) param(dev, &m->block, a, t)
 #define G(t) grad(dev, &m->block, a, t)
 
-static void block_forward(const struct model *m, struct device *dev, const struct unit_args *a)
+// All of it or, for a recomputation, all but the last product: nothing that backward uses comes
+// from that one.
+static void forward(const struct model *m, struct device *dev, const struct unit_args *a,
+                    bool recompute)
 {
     const struct gpt_config *c = config_of(m);
     const struct layers *f = dev->layers;
@@ -203,7 +206,19 @@ static void block_forward(const struct model *m, struct device *dev, const struc
     f->matmul_forward(dev, k.x2, k.att, P(PROJW), P(PROJB), a->x, N, C, C);
     f->layernorm_forward(dev, w.ln, k.mean2, k.rstd2, k.x2, P(LN2W), P(LN2B), N, C);
     f->matmul_gelu_forward(dev, w.gelu, k.pre, w.ln, P(FCW), P(FCB), N, C, 4 * C);
-    f->matmul_forward(dev, a->y, w.gelu, P(FC2W), P(FC2B), k.x2, N, 4 * C, C);
+    if (!recompute) {
+        f->matmul_forward(dev, a->y, w.gelu, P(FC2W), P(FC2B), k.x2, N, 4 * C, C);
+    }
+}
+
+static void block_forward(const struct model *m, struct device *dev, const struct unit_args *a)
+{
+    forward(m, dev, a, false);
+}
+
+static void block_recompute(const struct model *m, struct device *dev, const struct unit_args *a)
+{
+    forward(m, dev, a, true);
 }
 
 static void block_backward(const struct model *m, struct device *dev, const struct unit_args *a)
@@ -383,6 +398,37 @@ static struct unit_bytes gpt_bytes(const struct model *m, enum dtype dtype, size
     };
 }
 
+// Bytes: what norms, residuals, biases, GELU, softmax and embedding read and write beside the
+// operands of the products, each tensor once per pass over it.
+static struct call_work gpt_work(const struct model *m, enum dtype dtype, enum call call, size_t B,
+                                 size_t T)
+{
+    const struct gpt_config *c = config_of(m);
+    double N = (double)(B * T), C = (double)c->hidden, Vp = (double)gpt_padded_vocab(c);
+    double element = (double)dtype_bytes(dtype), row = N * C * element, logits = N * Vp * element;
+    double products = 24 * N * C * C, attention = 2 * N * (double)T * C; // causal: half of T x T
+    double wte = Vp * C, wpe = (double)c->max_seq * C;
+    switch (call) {
+    case CALL_ENCODE:
+        return (struct call_work){0, 3 * row}; // two rows in, their sum out
+    case CALL_FORWARD:
+        return (struct call_work){products + attention, 10 * row}; // norms 4, residuals 2, GELU 4
+    case CALL_RECOMPUTE:
+        return (struct call_work){products * 2 / 3 + attention, 9 * row};
+    case CALL_HEAD: // norm 2, its gradient 3; logits: read twice, written
+        return (struct call_work){6 * N * C * Vp, 5 * row + 3 * logits};
+    case CALL_BACKWARD: // norms 4 and their gradients 8, GELU 8, biases 9
+        return (struct call_work){2 * (products + attention), 29 * row};
+    case CALL_ENCODE_BACKWARD: // rows in, added to an fp32 sum; in 16 bits the sum is rounded
+        return (struct call_work){0, 2 * row + N * C * 8 + wpe * element +
+                                         (dtype == DTYPE_FP32 ? 0 : wte * (4 + element))};
+    case CALL_LOSS:
+        return (struct call_work){2 * N * C * Vp, 2 * row + 2 * logits};
+    default:
+        return (struct call_work){0, 0};
+    }
+}
+
 void gpt_open(struct gpt *gpt, const struct gpt_config *config)
 {
     size_t C = config->hidden, Vp = gpt_padded_vocab(config);
@@ -427,10 +473,12 @@ void gpt_open(struct gpt *gpt, const struct gpt_config *config)
                   .n_tensors = BLOCK_TENSORS,
                   .params = lay_out(gpt->block_tensors, BLOCK_TENSORS),
                   .fn = {[CALL_FORWARD] = block_forward,
+                         [CALL_RECOMPUTE] = block_recompute,
                          [CALL_BACKWARD] = block_backward,
                          [CALL_DECODE] = block_decode}},
         .logits = Vp,
         .bytes = gpt_bytes,
+        .work = gpt_work,
     };
 }
 

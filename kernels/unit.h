@@ -77,8 +77,8 @@ struct unit_bytes {
     size_t grads_fp32; // unit 0 only
 };
 
-// What a call does, for estimates: FLOP of matrix products and attention, and bytes of device
-// memory that everything else moves.
+// What a call does, for estimates: FLOP of matrix products and attention (causal: half), and bytes
+// of device memory that everything else moves. Inference calls: 0.
 struct call_work {
     double flops, bytes;
 };
