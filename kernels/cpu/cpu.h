@@ -3,7 +3,11 @@
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
+#include "kernels/cpu/link.h"
 #include "kernels/device.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
 
 // c(m,n) = op(a)(m,k) op(b)(k,n) + beta*c, row-major, beta 0 or 1, on the calling thread alone.
 // ta: a is stored (k,m); tb: b is stored (n,k). ld*: elements from one row to the next.
@@ -16,8 +20,17 @@ struct cpu {
     float *scratch;        // one piece per thread
     size_t scratch_floats; // size of a piece
     float *partials;       // MATMUL_PARTIALS floats, shared by the threads
-    void *arena;
+    // The arena, and on an emulated device its addresses: a range of the same size that nobody can
+    // access. Host code that takes a device address for its own dies on the spot.
+    void *arena, *addresses;
     size_t arena_bytes;
+    void *host[2]; // pageable, pinned
+    size_t host_bytes[2];
+    // Emulated devices only.
+    struct link link;
+    pthread_mutex_t link_lock;
+    pthread_cond_t link_begun; // a copy has begun: the other direction's ends later
+    _Atomic uint64_t pageable_copies;
 };
 
 static inline struct cpu *cpu_of(struct device *dev)

@@ -1,4 +1,11 @@
 // device.c - the cpu device: host memory, OpenMP threads, and one of the compiled variants.
+//
+// With config.memory it emulates a device that has memory of its own. Its arena is mapped where
+// only the lanes know it, and copies take the time of the link that link.h describes:
+//
+//   device addresses   [ nobody can access ]       what device_arena hands out
+//        + lane_offset
+//   arena              [ read, write       ]       what functions of `layers` get
 #include "kernels/cpu/cpu.h"
 #include "kernels/layers.h"
 
@@ -8,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define VARIANT(isa)                                                                               \
@@ -51,6 +59,13 @@ static void *map(size_t bytes)
     }
     madvise(p, bytes, MADV_HUGEPAGE); // advice only: fewer page faults and TLB misses
     return p;
+}
+
+static void unmap(void *p, size_t bytes)
+{
+    if (p) {
+        munmap(p, bytes);
+    }
 }
 
 static void processor_name(char *out, size_t size)
@@ -118,6 +133,23 @@ static int choose_sgemm(struct cpu *cpu, enum isa isa, char *name, size_t size, 
     return STATUS_OK;
 }
 
+static void emulate(struct cpu *cpu, const struct device_config *config)
+{
+    struct device *dev = &cpu->base;
+    dev->emulated = true;
+    dev->memory = config->memory;
+    cpu->link.speed = config->link;
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&cpu->link_begun, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&cpu->link_lock, NULL);
+    size_t n = strlen(dev->summary);
+    snprintf(dev->summary + n, sizeof dev->summary - n, ", emulating a device of %.0f MiB",
+             (double)config->memory / (1 << 20));
+}
+
 int device_open(struct device **out, const struct device_config *config, struct error *err)
 {
     if (strcmp(config->kind, "auto") != 0 && strcmp(config->kind, "cpu") != 0) {
@@ -134,6 +166,7 @@ int device_open(struct device **out, const struct device_config *config, struct 
     struct device *dev = &cpu->base;
     dev->kind = "cpu";
     dev->dtype = config->dtype;
+    dev->memory = SIZE_MAX;
     dev->layers = cpu_layers(config->dtype, isa);
     choose_threads(dev, config->threads);
     char blas[96], processor[96];
@@ -159,8 +192,21 @@ int device_open(struct device **out, const struct device_config *config, struct 
         return e;
     }
     cpu->partials = cpu->scratch + cpu->scratch_floats * (size_t)dev->threads;
+    if (config->memory) {
+        emulate(cpu, config);
+    }
     *out = dev;
     return STATUS_OK;
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+static int no_memory(struct error *err, const char *what, size_t bytes)
+{
+    return error_set(err, STATUS_FAIL,
+                     "no memory for %s of %zu bytes: %s; a smaller model, --micro-batch or --seq "
+                     "needs less",
+                     what, bytes, strerror(errno));
 }
 
 int device_arena(struct device *dev, size_t bytes, void **base, struct error *err)
@@ -170,29 +216,162 @@ int device_arena(struct device *dev, size_t bytes, void **base, struct error *er
         return error_set(err, STATUS_FAIL, "the device arena is sealed at %zu bytes",
                          cpu->arena_bytes);
     }
-    cpu->arena = map(bytes);
-    if (!cpu->arena) {
+    if (bytes > dev->memory) {
         return error_set(err, STATUS_FAIL,
-                         "no memory for an arena of %zu bytes: %s; a smaller model, --micro-batch "
-                         "or --seq needs less",
-                         bytes, strerror(errno));
+                         "%zu bytes of device memory are asked for, but the device has %zu: a "
+                         "larger --device-memory, or a smaller model, --micro-batch or --seq",
+                         bytes, dev->memory);
     }
+    void *arena = map(bytes), *addresses = NULL;
+    if (!arena) {
+        return no_memory(err, "a device arena", bytes);
+    }
+    if (dev->emulated) {
+        addresses =
+            mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (addresses == MAP_FAILED) {
+            int e = no_memory(err, "device addresses", bytes);
+            munmap(arena, bytes);
+            return e;
+        }
+        dev->lane_offset = (char *)arena - (char *)addresses;
+    }
+    cpu->arena = arena;
+    cpu->addresses = addresses;
     cpu->arena_bytes = bytes;
-    *base = cpu->arena;
+    *base = dev->emulated ? addresses : arena;
     return STATUS_OK;
+}
+
+int device_host_arena(struct device *dev, size_t bytes, bool pinned, void **base, struct error *err)
+{
+    struct cpu *cpu = cpu_of(dev);
+    const char *kind = pinned ? "pinned" : "pageable";
+    if (cpu->host[pinned]) {
+        return error_set(err, STATUS_FAIL, "the arena of %s host memory is sealed at %zu bytes",
+                         kind, cpu->host_bytes[pinned]);
+    }
+    cpu->host[pinned] = map(bytes);
+    if (!cpu->host[pinned]) {
+        return no_memory(err, pinned ? "a pinned host arena" : "a host arena", bytes);
+    }
+    cpu->host_bytes[pinned] = bytes;
+    *base = cpu->host[pinned];
+    return STATUS_OK;
+}
+
+// Where a device address really is.
+static void *real(struct device *dev, const void *address)
+{
+    return (char *)address + dev->lane_offset;
+}
+
+void device_peek(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
+{
+    memcpy(host_dst, real(dev, device_src), bytes);
+}
+
+void device_poke(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
+{
+    memcpy(real(dev, device_dst), host_src, bytes);
+}
+
+void device_fill(struct device *dev, void *device_dst, int byte, size_t bytes)
+{
+    memset(real(dev, device_dst), byte, bytes);
+}
+
+// ---- copies -------------------------------------------------------------------------------------
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static struct timespec at(double seconds)
+{
+    time_t whole = (time_t)seconds;
+    return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
+}
+
+// Until the direction's copy ends. The condition wakes it when the other direction begins, which
+// makes the end later; the last bit is slept to the point, since a condition's wake-up is late.
+static void wait_for_end(struct cpu *cpu, int direction)
+{
+    const double last_bit = 60e-6;
+    pthread_mutex_lock(&cpu->link_lock);
+    for (;;) {
+        double end = link_end(&cpu->link, direction), left = end - now();
+        struct timespec until = at(left > last_bit ? end - last_bit : end);
+        if (left <= 0) {
+            break;
+        }
+        if (left > last_bit) {
+            pthread_cond_timedwait(&cpu->link_begun, &cpu->link_lock, &until);
+        } else {
+            pthread_mutex_unlock(&cpu->link_lock);
+            clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+            pthread_mutex_lock(&cpu->link_lock);
+        }
+    }
+    link_advance(&cpu->link, now());
+    pthread_mutex_unlock(&cpu->link_lock);
+}
+
+static bool is_pinned(const struct cpu *cpu, const void *host)
+{
+    return (uintptr_t)host - (uintptr_t)cpu->host[1] < cpu->host_bytes[1];
+}
+
+static void copy(struct device *dev, int direction, void *dst, const void *src, const void *host,
+                 size_t bytes)
+{
+    struct cpu *cpu = cpu_of(dev);
+    if (!dev->emulated) {
+        memcpy(dst, src, bytes);
+        return;
+    }
+    if (!is_pinned(cpu, host)) {
+        atomic_fetch_add_explicit(&cpu->pageable_copies, 1, memory_order_relaxed);
+    }
+    pthread_mutex_lock(&cpu->link_lock);
+    link_begin(&cpu->link, direction, bytes, now());
+    pthread_cond_signal(&cpu->link_begun);
+    pthread_mutex_unlock(&cpu->link_lock);
+    memcpy(dst, src, bytes); // while the link's time passes
+    wait_for_end(cpu, direction);
 }
 
 void device_copy_in(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
 {
-    (void)dev;
-    memcpy(device_dst, host_src, bytes);
+    copy(dev, LINK_IN, real(dev, device_dst), host_src, host_src, bytes);
 }
 
 void device_copy_out(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
 {
-    (void)dev;
-    memcpy(host_dst, device_src, bytes);
+    copy(dev, LINK_OUT, host_dst, real(dev, device_src), host_dst, bytes);
 }
+
+void device_set_link(struct device *dev, const struct device_link *link)
+{
+    if (dev->emulated) {
+        cpu_of(dev)->link.speed = *link;
+    }
+}
+
+void device_get_link(const struct device *dev, struct device_link *link)
+{
+    *link = ((const struct cpu *)dev)->link.speed;
+}
+
+uint64_t device_pageable_copies(const struct device *dev)
+{
+    return ((const struct cpu *)dev)->pageable_copies;
+}
+
+// ---- rates --------------------------------------------------------------------------------------
 
 double device_sgemm_rate(struct device *dev, size_t n)
 {
@@ -224,9 +403,14 @@ double device_sgemm_rate(struct device *dev, size_t n)
 void device_close(struct device *dev)
 {
     struct cpu *cpu = cpu_of(dev);
-    munmap(cpu->scratch, dev->workspace_bytes);
-    if (cpu->arena) {
-        munmap(cpu->arena, cpu->arena_bytes);
+    unmap(cpu->scratch, dev->workspace_bytes);
+    unmap(cpu->arena, cpu->arena_bytes);
+    unmap(cpu->addresses, cpu->arena_bytes);
+    unmap(cpu->host[0], cpu->host_bytes[0]);
+    unmap(cpu->host[1], cpu->host_bytes[1]);
+    if (dev->emulated) {
+        pthread_cond_destroy(&cpu->link_begun);
+        pthread_mutex_destroy(&cpu->link_lock);
     }
     free(cpu);
 }
