@@ -598,8 +598,132 @@ static void test_sizes(void **state)
     assert_int_equal(gpt.model.block.params, (12 * C + 13) * C);
 }
 
+// ---- a block alone ------------------------------------------------------------------------------
+
+static void put(struct device *dev, char *at, const float *x, size_t n)
+{
+    uint16_t *rounded = malloc(n * sizeof *rounded);
+    assert_non_null(rounded);
+    for (size_t i = 0; i < n; i++) {
+        rounded[i] = bf16_round(x[i]);
+    }
+    bool wide = dev->dtype == DTYPE_FP32;
+    device_poke(dev, at, wide ? (const void *)x : rounded, n * dtype_bytes(dev->dtype));
+    free(rounded);
+}
+
+// The kept bytes of a block after a call, from memory full of old bytes. y may be NULL: not given.
+static char *kept_by(enum call call, struct device *dev, const struct gpt *gpt, char *arena,
+                     bool give_y, char *y)
+{
+    const struct unit *block = &gpt->model.block;
+    size_t B = 2, T = 13, params = device_round(block->params * dtype_bytes(dev->dtype));
+    struct unit_bytes b = gpt->model.bytes(&gpt->model, dev->dtype, B, T);
+    char *x_at = arena + params, *y_at = x_at + b.boundary, *kept_at = y_at + b.boundary;
+    device_fill(dev, y_at, 0x3c, b.boundary + b.kept + b.work);
+    char *lane = arena + dev->lane_offset;
+    struct unit_args a = {.params = lane,
+                          .x = lane + params,
+                          .y = give_y ? lane + (y_at - arena) : NULL,
+                          .kept = lane + (kept_at - arena),
+                          .work = lane + (kept_at - arena) + b.kept,
+                          .B = B,
+                          .T = T};
+    block->fn[call](&gpt->model, dev, &a);
+    char *kept = malloc(b.kept);
+    assert_non_null(kept);
+    device_peek(dev, kept, kept_at, b.kept);
+    device_peek(dev, y, y_at, b.boundary);
+    return kept;
+}
+
+static void test_recompute(void **state)
+{
+    const enum dtype *dtype = *state;
+    struct error err;
+    struct gpt gpt;
+    struct gpt_config shape = {
+        .max_seq = 16, .vocab = 99, .layers = 1, .heads = 3, .hidden = 48, .head_rows = 8};
+    gpt_open(&gpt, &shape);
+    struct device_config config = {.kind = "cpu",
+                                   .dtype = *dtype,
+                                   .head_size = gpt_head_size(&shape),
+                                   .max_seq = shape.max_seq,
+                                   .padded_vocab = gpt_padded_vocab(&shape),
+                                   .memory = (size_t)8 << 20};
+    struct device *dev;
+    void *arena;
+    setenv("TRAIN_GPT_ISA", "", 1);
+    if (device_open(&dev, &config, &err) || device_arena(dev, config.memory, &arena, &err)) {
+        fail_msg("%s", err.text);
+    }
+    struct unit_bytes b = gpt.model.bytes(&gpt.model, *dtype, 2, 13);
+    size_t n = gpt.model.block.params, rows = 2 * 13 * shape.hidden;
+    float *params = floats(n + rows);
+    gpt_init(&gpt, 1, 1, 0, params, n);
+    for (size_t i = 0; i < rows; i++) {
+        params[n + i] = sinf((float)i) * 3;
+    }
+    put(dev, arena, params, n);
+    put(dev, (char *)arena + device_round(n * dtype_bytes(*dtype)), params + n, rows);
+
+    char *y = malloc(b.boundary), *untouched = malloc(b.boundary), *untouched_kept = malloc(b.kept);
+    assert_true(y && untouched && untouched_kept);
+    memset(untouched, 0x3c, b.boundary);
+    memset(untouched_kept, 0x3c, b.kept);
+    char *forward = kept_by(CALL_FORWARD, dev, &gpt, arena, true, y);
+    assert_memory_not_equal(y, untouched, b.boundary);
+    assert_memory_not_equal(forward, untouched_kept, b.kept);
+    for (int give_y = 0; give_y < 2; give_y++) {
+        char *again = kept_by(CALL_RECOMPUTE, dev, &gpt, arena, give_y, y);
+        assert_memory_equal(again, forward, b.kept);
+        assert_memory_equal(y, untouched, b.boundary);
+        free(again);
+    }
+    free(forward);
+    free(untouched_kept);
+    free(untouched);
+    free(y);
+    free(params);
+    device_close(dev);
+}
+
+static void test_work(void **state)
+{
+    (void)state;
+    struct gpt gpt;
+    struct gpt_config shape = {.max_seq = 1024,
+                               .vocab = 50257,
+                               .layers = 12,
+                               .heads = 12,
+                               .hidden = 768,
+                               .head_rows = 256};
+    gpt_open(&gpt, &shape);
+    size_t B = 3, T = 700;
+    double N = (double)(B * T), C = 768, L = 12;
+    struct call_work w[CALLS], half;
+    for (int c = 0; c < CALLS; c++) {
+        w[c] = gpt.model.work(&gpt.model, DTYPE_FP32, c, B, T);
+        half = gpt.model.work(&gpt.model, DTYPE_BF16, c, B, T);
+        assert_true(half.flops == w[c].flops);
+        assert_true(c > CALL_LOSS ? w[c].bytes == 0 && w[c].flops == 0 : w[c].bytes > N * C);
+        if (c <= CALL_LOSS && c != CALL_ENCODE_BACKWARD) { // which sums in fp32 anyway
+            assert_true(half.bytes * 2 == w[c].bytes);
+        }
+    }
+    // What MFU counts, but without the parameters that are in no matrix product.
+    double step = L * (w[CALL_FORWARD].flops + w[CALL_BACKWARD].flops) + w[CALL_HEAD].flops;
+    double vectors = (1024 + 2) * C + L * 13 * C;
+    expect_near("FLOP of a step", step, N * (gpt_flops_per_token(&shape, T) - 6 * vectors), 1e-12);
+    expect_near("FLOP of a recomputation", w[CALL_RECOMPUTE].flops,
+                w[CALL_FORWARD].flops - 8 * N * C * C, 1e-12);
+    expect_near("FLOP of the loss", w[CALL_LOSS].flops * 3, w[CALL_HEAD].flops, 1e-12);
+    assert_true(w[CALL_ENCODE].flops == 0 && w[CALL_ENCODE_BACKWARD].flops == 0);
+}
+
 int main(void)
 {
+    static enum dtype fp32 = DTYPE_FP32, half = DTYPE_BF16;
     static struct setting whole = {DTYPE_FP32, 0, 3, 1, 1024, NULL},
                           chunked = {DTYPE_FP32, 0, 3, 1, 7, NULL},
                           micro = {DTYPE_FP32, 0, 1, 3, 1024, NULL},
@@ -629,6 +753,9 @@ int main(void)
         {"non-finite: no update", test_nonfinite_changes_nothing, NULL, NULL, &whole},
         {"non-finite: no update, bf16", test_nonfinite_changes_nothing, NULL, NULL, &bf16_micro},
         cmocka_unit_test(test_sizes),
+        {"recomputation keeps what forward does", test_recompute, NULL, NULL, &fp32},
+        {"recomputation keeps what forward does, bf16", test_recompute, NULL, NULL, &half},
+        cmocka_unit_test(test_work),
     };
     return cmocka_run_group_tests(tests, read_reference, free_reference);
 }
