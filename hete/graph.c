@@ -34,6 +34,7 @@ const char *buffer_name(enum buffer_kind kind)
         [BUF_HOST_SUM] = "host gradient sum",
         [BUF_HOST_CHUNKS] = "host chunk sums",
         [BUF_HOST_LOSSES] = "host losses",
+        [BUF_HOST_TOKENS] = "host tokens",
         [BUF_SCALE] = "scale",
         [BUF_TOKEN] = "token",
     };
