@@ -1,27 +1,18 @@
-// session.h - a model on a device, ready to train, evaluate and generate.
+// session.h - a model on a device under a plan, ready to train, evaluate and generate.
 //
-// Opening a session lays out everything that it will ever hold in one device arena, takes it, and
-// writes down each kind of step as a graph (graph.h). From then on nothing is allocated.
+// Opening a session lays out everything that it will ever hold in one device arena and two host
+// arenas, takes them, writes down each kind of step as a graph (step.h), and proves the graphs and
+// the layout free of races (check.h). From then on nothing is allocated.
 //
-// One training step, in program order (k micro-batches):
-//
-//   for each micro-batch:  tokens in | encode | forward 1..L | head | backward L..1 |
-//                          encode backward | losses out
-//       each gradient, where it is born: summed over micro-batches if k > 1; after the last one
-//       its sum of squares is taken
-//   clip:  global norm -> scale, or no update at all
-//   Adam:  unit 0, 1, .. L
-//
-// Memory, per unit u and boundary x[u]:
-//
-//   parameters[0..L]  moments m, v[0..L]  (bf16: fp32 masters[0..L])
-//   k = 1: gradients[0..L]              k > 1: sums[0..L], gradients of unit 0 and of one block
-//   x[0..L]  kept[1..L]  dx  work  tokens and losses of the whole step
-//
-// There is one gradient buffer dx for all boundaries; it goes through the blocks in place.
+// Where the plan keeps everything on a device that is no other than the host, steps run serially in
+// program order on the caller's thread. Everywhere else, and with chaos, they run on lanes
+// (execute.h), and the next step may be started before the one that runs is finished: only what
+// depends on its results waits.
 #ifndef HETE_SESSION_H
 #define HETE_SESSION_H
 
+#include "hete/execute.h"
+#include "hete/plan.h"
 #include "kernels/unit.h"
 
 #include <stdio.h>
@@ -32,16 +23,30 @@ struct session_config {
     size_t B, T;          // one micro-batch: B rows of T tokens
     size_t micro_batches; // in a step
     bool train;           // false: no gradients, no moments
+    // All of the following may be left out.
+    const struct plan *plan; // NULL: plan_resident, updates held
+    struct device *host;     // plain cpu device of the same dtype for the host lane; needed if the
+                             // plan has an optimizer there
+    struct budget budget;    // of a plan that is given; 0: no limit
+    uint64_t chaos;          // seed of execute.h's chaos; 0: none
+    double watchdog_s;       // of execute.h; 0: its default
+    const double *pace;      // of the operations of a training step (execute_load)
 };
 
-// STATUS_FAIL: no memory for the arena, or a batch beyond any machine's.
+// STATUS_FAIL: no memory for the arenas, a batch beyond any machine's, a plan that is over its
+// budget (by how much), or a step that is not free of races.
 int session_open(struct session **out, struct device *dev, const struct model *model,
                  const struct session_config *config, struct error *err);
 void session_close(struct session *s);
 
-// Prints what the arena holds, in bytes; its exact total is what was taken from the device.
+// Prints what the arenas hold, in bytes; the exact totals are what was taken.
 void session_print_memory(const struct session *s, FILE *out);
 size_t session_arena_bytes(const struct session *s);
+const struct layout *session_layout(const struct session *s);
+
+// Once a lane has failed nothing runs any more and every call returns at once; this says why.
+// Its status is STATUS_OK while all is well.
+const struct error *session_error(const struct session *s);
 
 // State of the model, moved as fp32 whatever the device holds: elements [first, first+n) of a unit.
 enum state {
@@ -56,11 +61,13 @@ void session_write(struct session *s, enum state state, size_t unit, size_t firs
 
 struct session_update {
     double lr, beta1, beta2, eps, weight_decay;
-    double clip;   // global norm above which gradients are scaled down; 0: never
-    bool guard;    // a norm that is not finite: no update
-    uint64_t step; // updates done so far; the bias corrections use step + 1
-    // Asked with the step's loss and norm before any parameter changes; false: no update. May be
-    // NULL.
+    double clip; // global norm above which gradients are scaled down; 0: never
+    bool guard;  // a norm that is not finite: no update
+    // Updates done by the steps that are finished; those in flight are counted by the session. The
+    // bias corrections use one more.
+    uint64_t step;
+    // Asked with the step's loss and norm before any parameter changes, on any thread; false: no
+    // update, if the plan holds updates. May be NULL.
     bool (*accept)(void *ctx, double loss, double norm);
     void *ctx;
 };
@@ -71,7 +78,16 @@ struct session_result {
     bool updated;
 };
 
-// One optimizer step on micro_batches * B rows: tokens, targets (rows, T), host memory.
+// Starts an optimizer step on micro_batches * B rows: tokens, targets (rows, T), host memory, free
+// again on return. At most two may be in flight.
+void session_start(struct session *s, const int32_t *tokens, const int32_t *targets,
+                   const struct session_update *update);
+// Waits for the oldest step in flight. If its loss or norm is not finite, the next step stands
+// still until the next call, so that session_find_nonfinite can look.
+void session_finish(struct session *s, struct session_result *result);
+size_t session_in_flight(const struct session *s);
+
+// Both, one after the other. This and all calls below need that nothing is in flight.
 void session_step(struct session *s, const int32_t *tokens, const int32_t *targets,
                   const struct session_update *update, struct session_result *result);
 
@@ -81,13 +97,22 @@ void session_losses(struct session *s, const int32_t *tokens, const int32_t *tar
                     float *losses);
 
 // Feeds the token at position pos (0, 1, ..) and gives the logits(Vp) of the next one. Positions
-// up to B*T of the session can be remembered. Training in between forgets them.
+// up to session_decode_limit can be remembered: B*T, a third of it if activations are recomputed.
+// Training in between forgets them.
 void session_decode(struct session *s, int32_t token, size_t pos, float *logits);
 size_t session_decode_limit(const struct session *s);
 size_t session_logits(const struct session *s); // Vp
 
 // The first tensor that holds a NaN or an infinity, in program order of the last step: parameters,
-// outputs of units, gradients. False if there is none.
+// outputs of units, gradients (a gradient that has been overwritten: by its unit). False if there
+// is none.
 bool session_find_nonfinite(struct session *s, char *out, size_t size);
+
+// The training step as the lanes run it, and the times of its last steps (execute_timings): 0 where
+// steps run serially.
+const struct graph *session_graph(const struct session *s);
+size_t session_timings(const struct session *s, struct timing *timings, size_t steps,
+                       uint64_t *first);
+void session_late(const struct session *s, uint64_t *late, uint64_t *paced);
 
 #endif

@@ -1,0 +1,539 @@
+#include "hete/execute.h"
+#include "hete/step.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define IN_FLIGHT 2
+
+// An operation of a step: step * n_ops + op, so that program order is the order of positions.
+typedef uint64_t position;
+#define NOWHERE UINT64_MAX
+
+struct record {
+    double start, end;
+    position cause;
+};
+
+// One step in flight.
+struct flight {
+    uint64_t step;
+    size_t left;     // operations that are not done
+    bool awaited;    // its end has been seen: the place is free
+    uint32_t *waits; // by operation: predecessors that are not done
+    bool *done;
+};
+
+struct ready {
+    position at, cause; // cause: the predecessor that was done last
+    double since;
+    uint64_t arrival;
+};
+
+struct lane_state {
+    struct executor *e;
+    enum lane lane;
+    pthread_t thread;
+    bool started;
+    pthread_cond_t work;
+    struct ready *ready; // room for all operations in flight
+    size_t n_ready;
+    position running, last; // last: ended before
+    double last_end;
+    uint64_t random;
+};
+
+struct executor {
+    struct execute_config config;
+    pthread_mutex_t mutex;
+    pthread_cond_t finished;
+    struct lane_state lane[LANES];
+    const struct graph *graph;
+    const double *pace;
+    bool fifo, quit, held, stuck;
+    uint64_t held_step;
+    position cursor; // the compute lane's next operation
+    struct flight flight[IN_FLIGHT];
+    uint64_t first_step, next_step; // since the graph was loaded
+    uint32_t *n_preds;              // by operation: edges within the step
+    struct record *records;         // EXECUTE_KEPT_STEPS * n_ops
+    uint64_t arrivals, progress, late, paced;
+    struct error error; // of the operation that failed first
+};
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void sleep_until(double s)
+{
+    struct timespec t = {.tv_sec = (time_t)s, .tv_nsec = (long)((s - (double)(time_t)s) * 1e9)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) {
+    }
+}
+
+static uint64_t step_of(const struct executor *e, position at)
+{
+    return at / e->graph->n_ops;
+}
+
+static size_t op_of(const struct executor *e, position at)
+{
+    return (size_t)(at % e->graph->n_ops);
+}
+
+static struct flight *flight_of(struct executor *e, uint64_t step)
+{
+    return e->flight + step % IN_FLIGHT;
+}
+
+static struct record *record_of(const struct executor *e, position at)
+{
+    return e->records + step_of(e, at) % EXECUTE_KEPT_STEPS * e->graph->n_ops + op_of(e, at);
+}
+
+// ---- readiness ----------------------------------------------------------------------------------
+
+static void push(struct executor *e, position at, position cause)
+{
+    struct lane_state *l = e->lane + e->graph->ops[op_of(e, at)].lane;
+    l->ready[l->n_ready++] = (struct ready){at, cause, now_s(), e->arrivals++};
+    pthread_cond_signal(&l->work);
+}
+
+static void release_successors(struct executor *e, position at)
+{
+    const struct graph *g = e->graph;
+    size_t op = op_of(e, at);
+    for (uint32_t i = g->first_edge[op]; i < g->first_edge[op + 1]; i++) {
+        uint64_t step = step_of(e, at) + g->edges[i].next;
+        struct flight *f = flight_of(e, step);
+        if (step < e->next_step && --f->waits[g->edges[i].to] == 0) {
+            push(e, step * g->n_ops + g->edges[i].to, at);
+        }
+    }
+}
+
+static void finish(struct executor *e, struct lane_state *l, double start, position cause)
+{
+    position at = l->running;
+    struct flight *f = flight_of(e, step_of(e, at));
+    *record_of(e, at) = (struct record){start, now_s(), cause};
+    l->last = at;
+    l->last_end = record_of(e, at)->end;
+    l->running = NOWHERE;
+    f->done[op_of(e, at)] = true;
+    e->progress++;
+    release_successors(e, at);
+    if (--f->left == 0) {
+        pthread_cond_broadcast(&e->finished);
+    }
+}
+
+// ---- choice -------------------------------------------------------------------------------------
+
+static uint64_t draw(struct lane_state *l, uint64_t n) // xorshift (Marsaglia 2003)
+{
+    l->random ^= l->random << 13;
+    l->random ^= l->random >> 7;
+    l->random ^= l->random << 17;
+    return l->random % n;
+}
+
+static bool may_start(const struct executor *e, position at)
+{
+    return !e->held || step_of(e, at) <= e->held_step;
+}
+
+// Index of the ready operation to run next, or n_ready.
+static size_t choose(struct executor *e, struct lane_state *l)
+{
+    size_t best = l->n_ready;
+    if (e->error.status) {
+        return best;
+    }
+    for (size_t i = 0, start = e->config.chaos && l->n_ready ? draw(l, l->n_ready) : 0;
+         i < l->n_ready; i++) {
+        size_t at = (start + i) % l->n_ready;
+        const struct ready *r = l->ready + at, *b = l->ready + best;
+        if (!may_start(e, r->at)) {
+            continue;
+        }
+        if (e->config.chaos) {
+            return at;
+        }
+        if (l->lane == LANE_COMPUTE) {
+            if (r->at == e->cursor) {
+                return at;
+            }
+        } else if (best == l->n_ready || (e->fifo ? r->arrival < b->arrival : r->at < b->at)) {
+            best = at;
+        }
+    }
+    return best;
+}
+
+static void advance_cursor(struct executor *e)
+{
+    do {
+        e->cursor++;
+    } while (e->graph->ops[op_of(e, e->cursor)].lane != LANE_COMPUTE);
+}
+
+// ---- lanes --------------------------------------------------------------------------------------
+
+static void dawdle(struct executor *e, struct lane_state *l)
+{
+    if (e->config.chaos && draw(l, 3) == 0) {
+        sleep_until(now_s() + 1e-6 * (double)draw(l, 400));
+    }
+}
+
+static void poison(struct executor *e, const struct op *op)
+{
+    const struct access *a = e->graph->accesses + op->first_access;
+    for (size_t i = 0; e->config.chaos && e->config.poison && i < op->n_accesses; i++) {
+        if (a[i].mode == ACCESS_WRITE) {
+            e->config.poison(e->config.ctx, op, a + i);
+        }
+    }
+}
+
+static void keep_pace(struct executor *e, size_t op, double start, bool *late, bool *paced)
+{
+    double end = e->pace ? start + e->pace[op] : start;
+    *paced = end > start;
+    *late = *paced && now_s() > end;
+    if (*paced && !*late) {
+        sleep_until(end);
+    }
+}
+
+static void run(struct executor *e, struct lane_state *l, struct ready r)
+{
+    size_t i = op_of(e, r.at);
+    const struct op *op = e->graph->ops + i;
+    position cause = r.since > l->last_end ? r.cause : l->last;
+    struct error err = {0};
+    bool late, paced;
+    l->running = r.at;
+    uint64_t step = step_of(e, r.at);
+    pthread_mutex_unlock(&e->mutex);
+    poison(e, op);
+    dawdle(e, l);
+    double start = now_s();
+    int status = e->config.run(e->config.ctx, op, step, &err);
+    keep_pace(e, i, start, &late, &paced);
+    dawdle(e, l);
+    pthread_mutex_lock(&e->mutex);
+    e->late += late;
+    e->paced += paced;
+    if (status && !e->error.status) {
+        e->error = err;
+        pthread_cond_broadcast(&e->finished);
+    }
+    if (!status) {
+        finish(e, l, start, cause);
+    } else {
+        l->running = NOWHERE;
+    }
+}
+
+static void *serve(void *arg)
+{
+    struct lane_state *l = arg;
+    struct executor *e = l->e;
+    pthread_mutex_lock(&e->mutex);
+    while (!e->quit) {
+        size_t i = choose(e, l);
+        if (i == l->n_ready) {
+            pthread_cond_wait(&l->work, &e->mutex);
+            continue;
+        }
+        struct ready r = l->ready[i];
+        l->ready[i] = l->ready[--l->n_ready];
+        if (l->lane == LANE_COMPUTE && !e->config.chaos) {
+            advance_cursor(e);
+        }
+        run(e, l, r);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return NULL;
+}
+
+// ---- opening ------------------------------------------------------------------------------------
+
+int execute_open(struct executor **out, const struct execute_config *config, struct error *err)
+{
+    struct executor *e = calloc(1, sizeof *e);
+    if (!e) {
+        return error_set(err, STATUS_FAIL, "no memory for the executor");
+    }
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&e->mutex, NULL);
+    pthread_cond_init(&e->finished, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    e->config = *config;
+    for (int i = 0; i < LANES; i++) {
+        struct lane_state *l = e->lane + i;
+        *l = (struct lane_state){.e = e, .lane = (enum lane)i, .running = NOWHERE};
+        l->random = config->chaos * 0x9e3779b97f4a7c15u + (uint64_t)i + 1;
+        pthread_cond_init(&l->work, NULL);
+    }
+    for (int i = 0; i < LANES; i++) {
+        int failed = pthread_create(&e->lane[i].thread, NULL, serve, e->lane + i);
+        if (failed) {
+            execute_close(e);
+            return error_set(err, STATUS_FAIL, "no thread for the %s lane: %s",
+                             lane_name((enum lane)i), strerror(failed));
+        }
+        e->lane[i].started = true;
+    }
+    *out = e;
+    return STATUS_OK;
+}
+
+static void unload(struct executor *e)
+{
+    for (int i = 0; i < LANES; i++) {
+        free(e->lane[i].ready);
+        e->lane[i].ready = NULL;
+        e->lane[i].n_ready = 0;
+        e->lane[i].last = NOWHERE;
+        e->lane[i].last_end = 0;
+    }
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        free(e->flight[i].waits);
+        free(e->flight[i].done);
+        e->flight[i] = (struct flight){.awaited = true};
+    }
+    free(e->n_preds);
+    free(e->records);
+    e->n_preds = NULL;
+    e->records = NULL;
+    e->graph = NULL;
+}
+
+void execute_close(struct executor *e)
+{
+    if (!e) {
+        return;
+    }
+    pthread_mutex_lock(&e->mutex);
+    e->quit = true;
+    for (int i = 0; i < LANES; i++) {
+        pthread_cond_signal(&e->lane[i].work);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    if (e->stuck) {
+        return; // a lane may never come back: what it uses stays
+    }
+    for (int i = 0; i < LANES; i++) {
+        if (e->lane[i].started) {
+            pthread_join(e->lane[i].thread, NULL);
+        }
+        pthread_cond_destroy(&e->lane[i].work);
+    }
+    unload(e);
+    pthread_cond_destroy(&e->finished);
+    pthread_mutex_destroy(&e->mutex);
+    free(e);
+}
+
+static bool allocate(struct executor *e, const struct graph *graph)
+{
+    size_t n = graph->n_ops;
+    bool ok = true;
+    for (int i = 0; i < LANES; i++) {
+        e->lane[i].ready = malloc(IN_FLIGHT * n * sizeof *e->lane[i].ready);
+        ok = ok && e->lane[i].ready;
+    }
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        e->flight[i].waits = malloc(n * sizeof *e->flight[i].waits);
+        e->flight[i].done = malloc(n * sizeof *e->flight[i].done);
+        ok = ok && e->flight[i].waits && e->flight[i].done;
+    }
+    e->n_preds = calloc(n, sizeof *e->n_preds);
+    e->records = calloc(EXECUTE_KEPT_STEPS * n, sizeof *e->records);
+    return ok && e->n_preds && e->records;
+}
+
+int execute_load(struct executor *e, const struct graph *graph, bool fifo, const double *pace,
+                 struct error *err)
+{
+    pthread_mutex_lock(&e->mutex);
+    unload(e);
+    bool ok = allocate(e, graph);
+    if (ok) {
+        for (size_t i = 0; i < graph->n_edges; i++) {
+            e->n_preds[graph->edges[i].to] += !graph->edges[i].next;
+        }
+        e->graph = graph;
+        e->fifo = fifo;
+        e->pace = pace;
+        e->first_step = e->next_step = 0;
+        e->late = e->paced = 0;
+    } else {
+        unload(e);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return ok ? STATUS_OK : error_set(err, STATUS_FAIL, "no memory to execute a step");
+}
+
+// ---- steps --------------------------------------------------------------------------------------
+
+static void begin_first(struct executor *e, uint64_t step)
+{
+    e->first_step = e->next_step = step;
+    e->cursor = step * e->graph->n_ops;
+    if (e->graph->ops[0].lane != LANE_COMPUTE) {
+        advance_cursor(e);
+    }
+}
+
+int execute_start(struct executor *e, uint64_t step, struct error *err)
+{
+    const struct graph *g = e->graph;
+    struct flight *f = flight_of(e, step), *before = flight_of(e, step + 1);
+    if (!f->awaited) {
+        return error_set(err, STATUS_FAIL, "step %llu is started while step %llu is in flight",
+                         (unsigned long long)step, (unsigned long long)f->step);
+    }
+    pthread_mutex_lock(&e->mutex);
+    if (e->next_step == e->first_step) {
+        begin_first(e, step);
+    }
+    bool follows = step > e->first_step;
+    f->step = step;
+    f->left = g->n_ops;
+    f->awaited = false;
+    memcpy(f->waits, e->n_preds, g->n_ops * sizeof *f->waits);
+    memset(f->done, 0, g->n_ops * sizeof *f->done);
+    for (size_t i = 0; follows && i < g->n_edges; i++) {
+        f->waits[g->edges[i].to] += g->edges[i].next && !before->done[g->edges[i].from];
+    }
+    e->next_step = step + 1;
+    for (size_t i = 0; i < g->n_ops; i++) {
+        if (f->waits[i] == 0) {
+            push(e, step * g->n_ops + i, NOWHERE);
+        }
+    }
+    int status = STATUS_OK;
+    if (e->error.status) {
+        *err = e->error;
+        status = err->status;
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return status;
+}
+
+static void describe(const struct executor *e, const struct flight *f, char *out, size_t size)
+{
+    size_t n = 0;
+    for (int i = 0; i < LANES; i++) {
+        position at = e->lane[i].running;
+        const char *state = "runs";
+        for (size_t op = 0; at == NOWHERE && op < e->graph->n_ops; op++) {
+            if (e->graph->ops[op].lane == i && !f->done[op]) {
+                at = f->step * e->graph->n_ops + op;
+                state = "has not started";
+            }
+        }
+        if (at != NOWHERE && n < size) {
+            const struct op *op = e->graph->ops + op_of(e, at);
+            n += (size_t)snprintf(out + n, size - n, "; %s lane: %s of unit %u, micro-batch %u %s",
+                                  lane_name((enum lane)i), op_name(op->kind), op->unit, op->micro,
+                                  state);
+        }
+    }
+}
+
+static int starved(struct executor *e, const struct flight *f, double seconds, struct error *err)
+{
+    char waiting[384] = "";
+    describe(e, f, waiting, sizeof waiting);
+    e->stuck = true;
+    return error_set(err, STATUS_FAIL, "step %llu: nothing has finished for %.0f s%s",
+                     (unsigned long long)f->step, seconds, waiting);
+}
+
+int execute_wait(struct executor *e, uint64_t step, struct error *err)
+{
+    struct flight *f = flight_of(e, step);
+    double patience = e->config.watchdog_s > 0 ? e->config.watchdog_s : 300, since = now_s();
+    int status = STATUS_OK;
+    pthread_mutex_lock(&e->mutex);
+    for (uint64_t progress = e->progress; f->left > 0 && !e->error.status && !status;) {
+        double until = now_s() + (patience < 1 ? patience : 1);
+        struct timespec t = {.tv_sec = (time_t)until,
+                             .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
+        pthread_cond_timedwait(&e->finished, &e->mutex, &t);
+        if (e->progress != progress) {
+            progress = e->progress;
+            since = now_s();
+        } else if (f->left > 0 && now_s() - since > patience) {
+            status = starved(e, f, patience, err);
+        }
+    }
+    if (!status && e->error.status) {
+        *err = e->error;
+        status = err->status;
+    }
+    f->awaited = true;
+    pthread_mutex_unlock(&e->mutex);
+    return status;
+}
+
+void execute_hold(struct executor *e, uint64_t step)
+{
+    pthread_mutex_lock(&e->mutex);
+    e->held = true;
+    e->held_step = step;
+    pthread_mutex_unlock(&e->mutex);
+}
+
+void execute_release(struct executor *e)
+{
+    pthread_mutex_lock(&e->mutex);
+    e->held = false;
+    for (int i = 0; i < LANES; i++) {
+        pthread_cond_signal(&e->lane[i].work);
+    }
+    pthread_mutex_unlock(&e->mutex);
+}
+
+// ---- times --------------------------------------------------------------------------------------
+
+size_t execute_timings(const struct executor *e, struct timing *timings, size_t steps,
+                       uint64_t *first)
+{
+    uint64_t done = e->next_step - e->first_step;
+    size_t n = e->graph ? e->graph->n_ops : 0;
+    steps = steps < EXECUTE_KEPT_STEPS ? steps : EXECUTE_KEPT_STEPS;
+    steps = done < steps ? (size_t)done : steps;
+    *first = e->next_step - steps;
+    for (size_t s = 0; s < steps; s++) {
+        for (size_t i = 0; i < n; i++) {
+            const struct record *r = record_of(e, (*first + s) * n + i);
+            bool known = r->cause != NOWHERE && r->cause >= *first * n;
+            timings[s * n + i] = (struct timing){
+                r->start, r->end, known ? (uint32_t)(r->cause - *first * n) : TIMING_NONE};
+        }
+    }
+    return steps;
+}
+
+void execute_late(const struct executor *e, uint64_t *late, uint64_t *paced)
+{
+    *late = e->late;
+    *paced = e->paced;
+}
