@@ -313,8 +313,9 @@ static void clip(struct session *s, uint64_t step)
     }
     r->loss = loss / (double)(n * k);
     r->norm = sqrt(sum);
-    bool accepted = !up->accept || up->accept(up->ctx, r->loss, r->norm);
-    r->updated = !s->plan.hold_updates || ((!up->guard || isfinite(r->norm)) && accepted);
+    bool sound = !up->guard || isfinite(r->norm);
+    bool accepted = sound && (!up->accept || up->accept(up->ctx, r->loss, r->norm));
+    r->updated = accepted || !s->plan.hold_updates;
     if (s->plan.hold_updates) {
         double scale = up->clip > 0 && r->norm > up->clip ? up->clip / r->norm : 1;
         f->adamw = adamw_of(up, scale, f->updates + s->made);

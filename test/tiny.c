@@ -75,15 +75,27 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                    .head_size = gpt_head_size(&config),
                                    .max_seq = shape->max_seq,
                                    .padded_vocab = gpt_padded_vocab(&config)};
-    struct session_config session = {
-        .B = shape->B, .T = shape->T, .micro_batches = shape->micro_batches, .train = !shape->eval};
+    struct device_config plain = device;
+    device.memory = shape->memory;
+    device.link = shape->link;
+    struct session_config session = {.B = shape->B,
+                                     .T = shape->T,
+                                     .micro_batches = shape->micro_batches,
+                                     .train = !shape->eval,
+                                     .plan = shape->plan,
+                                     .chaos = shape->chaos,
+                                     .watchdog_s = 60};
     struct error err = {0};
     *t = (struct tiny){.tokens = shape->B * shape->T * shape->micro_batches};
     assert_int_equal(gpt_check(&config, &err), STATUS_OK);
     gpt_open(&t->gpt, &config);
     t->elems = tiny_unit_at(t, t->gpt.model.units);
     if (device_open(&t->dev, &device, &err) ||
-        session_open(&t->s, t->dev, &t->gpt.model, &session, &err)) {
+        (shape->plan && device_open(&t->host, &plain, &err))) {
+        fail_msg("%s", err.text);
+    }
+    session.host = t->host;
+    if (session_open(&t->s, t->dev, &t->gpt.model, &session, &err)) {
         fail_msg("%s", err.text);
     }
 }
@@ -92,6 +104,32 @@ void tiny_close(struct tiny *t)
 {
     session_close(t->s);
     device_close(t->dev);
+    if (t->host) {
+        device_close(t->host);
+    }
+}
+
+void tiny_random_plan(struct plan *plan, uint64_t *rng, const struct model *model,
+                      const struct tiny_shape *shape, bool hold_updates)
+{
+    bool any_stream = false, any_shared = shape->micro_batches > 1;
+    plan_resident(plan, model, shape->B, shape->T, shape->micro_batches, hold_updates);
+    for (size_t u = 0; u < model->units; u++) {
+        struct unit_plan *p = plan->unit + u;
+        p->recompute = u > 0 && rng_below(rng, 2);
+        p->stream = u > 0 && rng_below(rng, 3) == 0;
+        p->host_optimizer = p->stream || rng_below(rng, 2);
+        any_stream |= p->stream;
+        any_shared |= u > 0 && p->host_optimizer;
+    }
+    snprintf(plan->policy, sizeof plan->policy, "random");
+    plan->slots = any_stream ? 1 + rng_below(rng, 4) : 0;
+    plan->grad_buffers = any_shared ? 1 + rng_below(rng, 3) : 0;
+    plan->slices = 1 + rng_below(rng, 6);
+    plan->early_adam = !hold_updates && rng_below(rng, 2);
+    plan->fifo = rng_below(rng, 4) == 0;
+    plan->barrier = rng_below(rng, 4) == 0;
+    plan->serial_copies = rng_below(rng, 4) == 0;
 }
 
 size_t tiny_unit_at(const struct tiny *t, size_t unit)

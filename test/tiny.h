@@ -13,11 +13,16 @@ struct tiny_shape {
     enum dtype dtype;
     int threads;
     bool eval; // no gradients, no moments
+    // For lanes and plans; may be left out.
+    const struct plan *plan;
+    uint64_t chaos;
+    size_t memory; // of an emulated device; 0: the plain one
+    struct device_link link;
 };
 
 struct tiny {
     struct gpt gpt;
-    struct device *dev;
+    struct device *dev, *host; // host: NULL without a plan
     struct session *s;
     size_t elems;  // of all units, one behind the other, gaps included
     size_t tokens; // of a step
@@ -25,6 +30,10 @@ struct tiny {
 
 void tiny_open(struct tiny *t, const struct tiny_shape *shape);
 void tiny_close(struct tiny *t);
+
+// A plan of random decisions, all of them possible ones.
+void tiny_random_plan(struct plan *plan, uint64_t *rng, const struct model *model,
+                      const struct tiny_shape *shape, bool hold_updates);
 
 // The state of all units as one array; the caller frees it.
 float *tiny_read(const struct tiny *t, enum state state);

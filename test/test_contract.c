@@ -1,0 +1,209 @@
+// The contract that everything rests on: whatever the plan, whatever the lanes do and when, the
+// losses, norms, parameters and moments are those of a plain run that offloads nothing, bit for
+// bit.
+//
+// Random models, plans, numbers of micro-batches and chaos seeds; lanes dawdle and take what is
+// ready in any order, dead buffers hold NaN, two steps are in flight. CONTRACT_PLANS says how many
+// plans (300); TEST_SEED replays a run, and each case prints its own seed.
+#include "hete/plan.h"
+
+#include "test/cmocka.h"
+#include "test/tiny.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS 4
+
+struct outcome {
+    struct session_result step[STEPS];
+    float *params, *m, *v, *losses, *logits;
+    size_t elems, tokens, vocab;
+};
+
+struct scenario {
+    struct tiny_shape shape;
+    bool hold;
+    int32_t *batch;
+    size_t decoded; // tokens
+};
+
+static struct session_update update_of(const struct scenario *c, size_t step)
+{
+    return (struct session_update){.lr = 1e-3 * (double)(step + 1),
+                                   .beta1 = 0.9,
+                                   .beta2 = 0.95,
+                                   .eps = 1e-8,
+                                   .weight_decay = 0.1,
+                                   .clip = c->hold ? 0.5 : 0,
+                                   .guard = c->hold};
+}
+
+static void drop(struct outcome *o)
+{
+    free(o->params);
+    free(o->m);
+    free(o->v);
+    free(o->losses);
+    free(o->logits);
+}
+
+static void step_through(const struct tiny *t, const struct scenario *c, struct outcome *o,
+                         size_t ahead)
+{
+    size_t started = 0;
+    for (size_t done = 0; done < STEPS;) {
+        // After the second step nothing is in flight: validation and decoding come between.
+        size_t end = done < 2 ? 2 : STEPS;
+        while (started < end && started < done + ahead) {
+            struct session_update update = update_of(c, started);
+            update.step = done;
+            const int32_t *batch = c->batch + started * 2 * t->tokens;
+            session_start(t->s, batch, batch + t->tokens, &update);
+            started++;
+        }
+        session_finish(t->s, o->step + done++);
+        if (done == 2) {
+            session_losses(t->s, c->batch, c->batch + t->tokens, o->losses);
+            for (size_t i = 0; i < c->decoded; i++) {
+                session_decode(t->s, c->batch[i], i, o->logits);
+            }
+        }
+    }
+    if (session_error(t->s)->status) {
+        fail_msg("%s", session_error(t->s)->text);
+    }
+}
+
+static void run(const struct scenario *c, const struct tiny_shape *shape, struct outcome *o)
+{
+    struct tiny t;
+    tiny_open(&t, shape);
+    tiny_scramble(&t, 7);
+    *o = (struct outcome){.elems = t.elems,
+                          .tokens = shape->B * shape->T,
+                          .vocab = session_logits(t.s),
+                          .losses = test_alloc(shape->B * shape->T, sizeof(float)),
+                          .logits = test_alloc(session_logits(t.s), sizeof(float))};
+    step_through(&t, c, o, shape->plan ? 2 : 1);
+    o->params = tiny_read(&t, STATE_PARAMS);
+    o->m = tiny_read(&t, STATE_M);
+    o->v = tiny_read(&t, STATE_V);
+    assert_int_equal(device_pageable_copies(t.dev), 0);
+    tiny_close(&t);
+}
+
+static void expect_same(const struct outcome *a, const struct outcome *b)
+{
+    for (size_t i = 0; i < STEPS; i++) {
+        assert_memory_equal(&a->step[i].loss, &b->step[i].loss, sizeof(double));
+        assert_memory_equal(&a->step[i].norm, &b->step[i].norm, sizeof(double));
+        assert_int_equal(a->step[i].updated, b->step[i].updated);
+    }
+    assert_memory_equal(a->losses, b->losses, a->tokens * sizeof(float));
+    assert_memory_equal(a->logits, b->logits, a->vocab * sizeof(float));
+    assert_memory_equal(a->m, b->m, a->elems * sizeof(float));
+    assert_memory_equal(a->v, b->v, a->elems * sizeof(float));
+    assert_memory_equal(a->params, b->params, a->elems * sizeof(float));
+}
+
+static void random_scenario(struct scenario *c, uint64_t *rng)
+{
+    size_t heads = 1 + rng_below(rng, 3), T = 4 + rng_below(rng, 13);
+    *c = (struct scenario){.hold = rng_below(rng, 3) > 0};
+    c->shape = (struct tiny_shape){.layers = 1 + rng_below(rng, 6),
+                                   .heads = heads,
+                                   .hidden = heads * (8 + 8 * rng_below(rng, 3)),
+                                   .vocab = 30 + rng_below(rng, 200),
+                                   .max_seq = T,
+                                   .head_rows = 1 + rng_below(rng, 40),
+                                   .B = 1 + rng_below(rng, 3),
+                                   .T = T,
+                                   .micro_batches = 1 + rng_below(rng, 4),
+                                   .dtype = rng_below(rng, 2) ? DTYPE_BF16 : DTYPE_FP32,
+                                   .threads = 1};
+    c->decoded = c->shape.B * T / 3;
+    size_t tokens = c->shape.B * T * c->shape.micro_batches;
+    c->batch = test_alloc(STEPS * 2 * tokens, sizeof *c->batch);
+    for (size_t s = 0; s < STEPS; s++) {
+        int32_t *batch = tiny_batch(rng, tokens, c->shape.vocab);
+        memcpy(c->batch + s * 2 * tokens, batch, 2 * tokens * sizeof *batch);
+        free(batch);
+    }
+}
+
+static void describe(uint64_t seed, const struct scenario *c, const struct plan *p)
+{
+    const struct tiny_shape *s = &c->shape;
+    char units[64] = "";
+    for (size_t u = 0; u < p->units; u++) {
+        const struct unit_plan *d = p->unit + u;
+        units[2 * u] = d->stream ? 'S' : d->host_optimizer ? 'H' : 'D';
+        units[2 * u + 1] = d->recompute ? 'r' : 'k';
+    }
+    fprintf(stderr,
+            "case %llu: L%zu C%zu B%zu T%zu k%zu %s hold %d | %s slots %zu grads %zu slices %zu "
+            "early %d fifo %d barrier %d serial %d\n",
+            (unsigned long long)seed, s->layers, s->hidden, s->B, s->T, s->micro_batches,
+            s->dtype ? "bf16" : "fp32", c->hold, units, p->slots, p->grad_buffers, p->slices,
+            p->early_adam, p->fifo, p->barrier, p->serial_copies);
+}
+
+// The device has exactly the bytes that the plan says.
+static size_t device_bytes(const struct gpt *gpt, const struct tiny_shape *s,
+                           const struct plan *plan)
+{
+    struct step_shape shape;
+    struct layout layout;
+    struct error err;
+    step_shape(&shape, &gpt->model, s->dtype, s->B, s->T, s->micro_batches, true);
+    assert_int_equal(layout_make(&layout, &shape, plan, SIZE_MAX, &err), STATUS_OK);
+    size_t bytes = layout.total[SPACE_DEVICE];
+    layout_free(&layout);
+    return bytes;
+}
+
+static void test_random_plans(void **state)
+{
+    const char *count = getenv("CONTRACT_PLANS");
+    uint64_t seed = test_seed();
+    (void)state;
+    for (int i = 0; i < (count ? atoi(count) : 300); i++) {
+        uint64_t rng = seed + (uint64_t)i;
+        struct scenario c;
+        struct plan plan;
+        struct gpt gpt;
+        random_scenario(&c, &rng);
+        struct tiny_shape shape = c.shape;
+        struct gpt_config config = {.max_seq = shape.max_seq,
+                                    .vocab = shape.vocab,
+                                    .layers = shape.layers,
+                                    .heads = shape.heads,
+                                    .hidden = shape.hidden,
+                                    .head_rows = shape.head_rows};
+        gpt_open(&gpt, &config);
+        tiny_random_plan(&plan, &rng, &gpt.model, &shape, c.hold);
+        shape.plan = &plan;
+        shape.chaos = 1 + rng_below(&rng, 1000000);
+        shape.memory = device_bytes(&gpt, &shape, &plan);
+        describe(seed + (uint64_t)i, &c, &plan);
+        struct outcome plain, planned;
+        run(&c, &c.shape, &plain);
+        run(&c, &shape, &planned);
+        expect_same(&plain, &planned);
+        drop(&plain);
+        drop(&planned);
+        free(c.batch);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    test_threads_sleep(argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_plans),
+    };
+    return cmocka_run_group_tests_name("contract", tests, NULL, NULL);
+}
