@@ -21,6 +21,8 @@
     ROW(name, s, OPTION_INT, "N", NULL, initial, min, max, field, false, saved, help)
 #define AUTO(name, s, field, initial, min, max, help) \
     ROW(name, s, OPTION_INT, "N", NULL, initial, min, max, field, true, true, help)
+#define BYTES(name, field, initial, help) \
+    ROW(name, NULL, OPTION_INT, "BYTES", NULL, initial, 1, 0x1p50, field, true, false, help)
 #define REAL(name, s, field, initial, min, max, help) \
     ROW(name, s, OPTION_REAL, "X", NULL, initial, min, max, field, false, true, help)
 #define TEXT(name, s, field, value, initial, min, saved, help) \
@@ -37,6 +39,7 @@
 static const char *const schedules[] = {"cosine", "linear", "constant", "wsd", NULL};
 static const char *const devices[] = {"auto", "cpu", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
+static const char *const formats[] = {"text", "json", NULL};
 static const char *const off_on[] = {"0", "1", NULL};
 
 static const struct option_row table[] = {
@@ -53,7 +56,8 @@ static const struct option_row table[] = {
     AUTO("max-seq", NULL, max_seq, "the model's", 1, 1 << 20, "positions that the model has"),
 #undef GROUP
 #define GROUP "Batch and length of the run"
-    INT("micro-batch", "b", micro_batch, "4", 1, 65536, true, "rows computed at one time"),
+    ROW("micro-batch", "b", OPTION_INT, "N", NULL, "4", 1, 65536, micro_batch, true, true,
+        "rows computed at one time; auto: as many as make --total-batch fastest"),
     AUTO("seq", "t", seq, "min(1024, the model's)", 1, 1 << 20, "tokens in a row"),
     AUTO("total-batch", "d", total_batch, "micro-batch * seq", 1, 1 * G,
          "tokens in a step; more than micro-batch * seq accumulates gradients"),
@@ -111,6 +115,39 @@ static const struct option_row table[] = {
         "rows of logits that exist at one time"),
     SWITCH("help", NULL, help, false, "print this"),
     SWITCH("version", NULL, version, false, "print the version"),
+#undef GROUP
+#define GROUP "Memory and planning"
+    BYTES("device-memory", device_memory, "no cap",
+          "cap on device memory; what does not fit moves to the host and back as it is used"),
+    BYTES("host-memory", host_memory, "what is free", "cap on host memory, pinned memory included"),
+    BYTES("pinned-memory", pinned_memory, "what may be locked", "cap on pinned host memory"),
+    ROW("link-gb-per-s", NULL, OPTION_REAL, "X", NULL, "0", 0, 1e6, link_gb_per_s, false, false,
+        "speed of the emulated link under --device-memory, each direction; 0: unlimited"),
+    TEXT("machine", NULL, machine, "FILE", "", 0, false,
+         "plan for the machine that a file describes (scripts/machines/) instead of measuring"),
+    TEXT(
+        "emulate", NULL, emulate, "FILE[:N]", "", 0, false,
+        "run in slow motion, every lane paced as on that machine; N: the model is a miniature, 1:N "
+        "in hidden and head size, sequence and vocabulary"),
+    INT("host-threads", NULL, host_threads, "0", 0, 4096, false,
+        "CPU threads of the optimizer on the host; 0: all cores"),
+    TEXT("policy", NULL, policy, "NAME", "auto", 1, false,
+         "how to plan: auto, autohete, resident, zero-offload, twin-flow:R, zero-infinity, "
+         "stronghold or patrickstar"),
+    TEXT("plan", NULL, plan, "FILE", "", 0, false, "follow the plan in a file"),
+    TEXT("save-plan", NULL, save_plan, "FILE", "", 0, false, "write the plan to a file"),
+    SWITCH("plan-only", NULL, plan_only, false,
+           "no training: print what every policy would need and how fast it would be"),
+    INT("gpus", NULL, gpus, "1", 1, 1024, false, "GPUs of the machine, for --plan-only"),
+    CHOICE("format", NULL, format, formats, "text", false, "of what --plan-only prints"),
+    INT("report", NULL, report, "0", 0, 1 * G, false,
+        "steps between reports of predicted against measured times; 0: one at the end"),
+    TEXT("trace", NULL, trace, "FILE", "", 0, false,
+         "write the lanes' schedule as a Chrome or Perfetto trace (JSON)"),
+    TEXT("timeline", NULL, timeline, "FILE", "", 0, false,
+         "draw the predicted and the measured schedule (SVG)"),
+    INT("chaos", NULL, chaos, "0", 0, 4294967295.0, false,
+        "delay and reorder all that may be, by this seed: a test of the scheduler; 0: don't"),
 #undef GROUP
 #define GROUP "Flags of llm.c"
     LLMC("h", OPTION_HELLASWAG, "1: --eval " HELLASWAG ", if it is there"),
@@ -213,6 +250,12 @@ static void limit_text(const struct option_row *row, double limit, char text[32]
     }
 }
 
+// The default is OPTION_AUTO, and `initial` says what that comes to.
+static bool in_words(const struct option_row *row)
+{
+    return row->automatic && (row->initial[0] < '0' || row->initial[0] > '9');
+}
+
 static void allowed_text(const struct option_row *row, char text[128])
 {
     char min[32], max[32];
@@ -221,7 +264,8 @@ static void allowed_text(const struct option_row *row, char text[128])
     case OPTION_REAL:
         limit_text(row, row->min, min);
         limit_text(row, row->max, max);
-        snprintf(text, 128, "%s to %s%s", min, max, row->automatic ? ", or -1: automatic" : "");
+        snprintf(text, 128, "%s to %s%s%s%s", min, max, row->automatic ? ", or auto" : "",
+                 in_words(row) ? ": " : "", in_words(row) ? row->initial : "");
         break;
     case OPTION_TEXT:
         snprintf(text, 128, "%.0f to %.0f bytes", row->min, row->max);
@@ -274,8 +318,9 @@ static int refuse_value(const struct option_row *row, const char *text, const ch
 static int set_int(const struct option_row *row, int64_t *field, const char *text,
                    struct error *err)
 {
-    int64_t n;
-    if (!parse_int(text, &n)) {
+    int64_t n = OPTION_AUTO;
+    bool automatic = row->automatic && strcmp(text, "auto") == 0;
+    if (!automatic && !parse_int(text, &n)) {
         return refuse_value(row, text, "is not a whole number", err);
     }
     if (!(row->automatic && n == OPTION_AUTO) && (n < row->min || n > row->max)) {
@@ -491,7 +536,7 @@ static void set_defaults(struct options *o)
     memset(o, 0, sizeof *o);
     for (size_t i = 0; i < ROWS; i++) {
         struct error err;
-        const char *initial = table[i].automatic ? "-1" : table[i].initial;
+        const char *initial = in_words(&table[i]) ? "auto" : table[i].initial;
         int status = table[i].name ? set_value(o, &table[i], initial, &err) : STATUS_OK;
         assert(status == STATUS_OK);
         (void)status;
@@ -604,7 +649,7 @@ static void print_row(FILE *out, const struct option_row *row)
     }
     if (row->type != OPTION_TEXT) {
         allowed_text(row, allowed);
-        allowed[strcspn(allowed, ",")] = '\0';
+        allowed[strcspn(allowed, ":")] = '\0';
     }
     snprintf(right, sizeof right, "[%s%s%s]", row->initial,
              row->initial[0] && allowed[0] ? "; " : "", allowed);

@@ -11,8 +11,9 @@
 // optional 0 or 1 (`--resume`, `--resume 1`, `-y 1` are the same). A later option wins over an
 // earlier one.
 //
-// AUTOMATIC. Where the default depends on something else (the model, the data), the field holds
-// OPTION_AUTO until train_gpt.c decides; -1 on the command line says the same, as in llm.c (-x -1).
+// AUTOMATIC. Where the default depends on something else (the model, the data, the plan), the field
+// holds OPTION_AUTO until train_gpt.c decides; `auto` on the command line says the same, and so
+// does -1, as in llm.c (-x -1).
 //
 // RESUME. `--resume` where there is nothing to resume is an error. llm.c's run scripts give `-y 1`
 // from the first run on, so that spelling sets begin_if_none too.
@@ -34,7 +35,7 @@
 
 enum {
     OPTION_AUTO = -1,
-    OPTIONS_MAX = 80,         // rows of the table at most
+    OPTIONS_MAX = 96,         // rows of the table at most
     OPTION_TEXT_MAX = 4096,   // bytes of a text value, its 0 included
     OPTIONS_SAVED_MAX = 65536 // bytes of all saved values as text
 };
@@ -42,6 +43,7 @@ enum {
 enum schedule { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 enum device_choice { DEVICE_AUTO, DEVICE_CPU };
 enum dtype_choice { CHOICE_FP32, CHOICE_BF16 };
+enum format_choice { FORMAT_TEXT, FORMAT_JSON };
 
 struct options {
     // data and model
@@ -49,7 +51,7 @@ struct options {
     char model[OPTION_TEXT_MAX];                       // dN, gpt2:dN, gpt3:cN, or a model file
     int64_t layers, hidden, heads, vocab, max_seq;     // OPTION_AUTO: the model's
     // batch and length
-    int64_t micro_batch; // rows
+    int64_t micro_batch; // rows; OPTION_AUTO: the planner's choice
     int64_t seq;         // tokens of a row; OPTION_AUTO: min(1024, the model's)
     int64_t total_batch; // tokens of a step; OPTION_AUTO: micro_batch * seq
     int64_t steps;       // of the whole run; 0: only validate; OPTION_AUTO: one epoch
@@ -82,6 +84,23 @@ struct options {
     int dtype;       // enum dtype_choice
     int64_t seed;
     int64_t head_rows; // rows of logits that exist at one time
+    // memory and planning; none of it is part of a training state
+    int64_t device_memory;              // bytes; OPTION_AUTO: no cap
+    int64_t host_memory, pinned_memory; // bytes; OPTION_AUTO: what the system has to give
+    double link_gb_per_s;               // each direction; 0: unlimited
+    char machine[OPTION_TEXT_MAX];      // machine file; "": this machine, measured
+    char emulate[OPTION_TEXT_MAX];      // machine file, and perhaps :N; "": no pacing
+    int64_t host_threads;               // 0: all cores
+    char policy[OPTION_TEXT_MAX];       // checked by the planner
+    char plan[OPTION_TEXT_MAX];         // plan file to follow; "": none
+    char save_plan[OPTION_TEXT_MAX];    // plan file to write; "": none
+    bool plan_only;                     // print what every policy would do
+    int64_t gpus;                       // of --plan-only
+    int format;                         // enum format_choice, of --plan-only
+    int64_t report;                     // steps; 0: at the end only
+    char trace[OPTION_TEXT_MAX];        // "": none
+    char timeline[OPTION_TEXT_MAX];     // "": none
+    int64_t chaos;                      // seed; 0: none
     // what to do
     bool generate, help, version;
 
@@ -135,7 +154,7 @@ struct option_row {
     enum option_type type;
     const char *value;          // what the help calls it; NULL for a switch
     const char *const *choices; // of OPTION_CHOICE, NULL behind the last
-    const char *initial;        // default as text; of automatic ones, in words
+    const char *initial;        // default as text, in words where it is automatic
     double min, max;            // of the value (TEXT: of its length), both included
     size_t offset;              // into struct options
     bool automatic;             // OPTION_AUTO is allowed

@@ -80,7 +80,16 @@ static void defaults_are_those_of_the_contract(void **state)
     assert_int_equal(o.head_rows, 256);
     assert_int_equal(o.dtype, CHOICE_FP32);
     assert_int_equal(o.device, DEVICE_AUTO);
-    assert_false(o.no_guard || o.overfit_batch || o.resume || o.log_json || o.generate || o.help);
+    assert_true(o.device_memory == OPTION_AUTO && o.host_memory == OPTION_AUTO &&
+                o.pinned_memory == OPTION_AUTO);
+    assert_true(o.link_gb_per_s == 0);
+    assert_string_equal(o.policy, "auto");
+    assert_true(!o.machine[0] && !o.emulate[0] && !o.plan[0] && !o.save_plan[0] && !o.trace[0] &&
+                !o.timeline[0]);
+    assert_true(o.host_threads == 0 && o.gpus == 1 && o.report == 0 && o.chaos == 0);
+    assert_int_equal(o.format, FORMAT_TEXT);
+    assert_false(o.no_guard || o.overfit_batch || o.resume || o.log_json || o.generate || o.help ||
+                 o.plan_only);
     assert_int_equal(o.note_count, 0);
     size_t rows;
     const struct option_row *table = options_table(&rows);
@@ -258,6 +267,67 @@ static void sizes_take_suffixes(void **state)
     assert_int_equal(o.steps, OPTION_AUTO);
     assert_int_equal(o.total_batch, OPTION_AUTO);
     assert_int_equal(o.seq, OPTION_AUTO);
+}
+
+static void automatic_options_take_auto_and_no_others_do(void **state)
+{
+    (void)state;
+    size_t rows, automatic = 0;
+    const struct option_row *t = options_table(&rows);
+    for (size_t i = 0; i < rows; i++) {
+        if (t[i].type != OPTION_INT && t[i].type != OPTION_REAL) {
+            continue;
+        }
+        char line[64];
+        snprintf(line, sizeof line, "--%s auto", t[i].name);
+        if (!t[i].automatic) {
+            refused(line, "'auto' is not a");
+            continue;
+        }
+        struct options o;
+        parses(&o, line);
+        assert_int_equal(*(const int64_t *)((const char *)&o + t[i].offset), OPTION_AUTO);
+        assert_true(options_given(&o, t[i].name));
+        snprintf(line, sizeof line, "--%s automatic", t[i].name);
+        refused(line, "is not a whole number~or auto");
+        automatic++;
+    }
+    assert_true(automatic >= 12);
+    struct options o;
+    parses(&o, "-b auto");
+    assert_int_equal(o.micro_batch, OPTION_AUTO);
+    parses(&o, "-b -1 --device-memory auto --host-memory -1");
+    assert_int_equal(o.micro_batch, OPTION_AUTO);
+    assert_true(o.device_memory == OPTION_AUTO && o.host_memory == OPTION_AUTO);
+}
+
+static void memory_and_planning_reach_their_fields(void **state)
+{
+    (void)state;
+    struct options o;
+    parses(&o, "--device-memory 600M --host-memory 3Gi --pinned-memory 1G --link-gb-per-s 2.5 "
+               "--machine m --emulate e:16 --host-threads 3 --policy twin-flow:0.25 --plan p "
+               "--save-plan s --plan-only --gpus 4 --format json --report 10 --trace t.json "
+               "--timeline t.svg --chaos 7");
+    assert_int_equal(o.device_memory, 600000000);
+    assert_int_equal(o.host_memory, (int64_t)3 << 30);
+    assert_int_equal(o.pinned_memory, 1000000000);
+    assert_true(o.link_gb_per_s == 2.5);
+    assert_string_equal(o.machine, "m");
+    assert_string_equal(o.emulate, "e:16");
+    assert_string_equal(o.policy, "twin-flow:0.25");
+    assert_string_equal(o.plan, "p");
+    assert_string_equal(o.save_plan, "s");
+    assert_string_equal(o.trace, "t.json");
+    assert_string_equal(o.timeline, "t.svg");
+    assert_true(o.plan_only && o.host_threads == 3 && o.gpus == 4 && o.report == 10 &&
+                o.chaos == 7);
+    assert_int_equal(o.format, FORMAT_JSON);
+    refused("--device-memory 0", "--device-memory~'0' is out of range~auto: no cap");
+    refused("--host-memory 0", "--host-memory~out of range~auto: what is free");
+    refused("--gpus 0", "--gpus~1 to 1024");
+    refused("--format xml", "--format~xml~text|json");
+    refused("--policy ''", "--policy~empty");
 }
 
 static void switches_take_an_optional_value(void **state)
@@ -566,6 +636,28 @@ static void given_options_win_and_differences_are_told(void **state)
     assert_int_equal(o.threads, 0);
 }
 
+// A run may go on under another plan, so no training state may hold one.
+static void a_training_state_knows_nothing_of_the_plan(void **state)
+{
+    (void)state;
+    static char text[OPTIONS_SAVED_MAX];
+    size_t rows, planning = 0;
+    const struct option_row *t = options_table(&rows);
+    struct options o;
+    parses(&o, "--device-memory 600M --policy resident --chaos 7");
+    assert_true(options_save(&o, text, sizeof text) > 0);
+    for (size_t i = 0; i < rows; i++) {
+        if (strcmp(t[i].group, "Memory and planning") == 0) {
+            char line[64];
+            snprintf(line, sizeof line, "\n%s=", t[i].name);
+            assert_null(strstr(text, line));
+            planning++;
+        }
+    }
+    assert_int_equal(planning, 17);
+    assert_non_null(strstr(text, "\nmicro-batch=4\n"));
+}
+
 static void damaged_saved_options_are_refused_and_change_nothing(void **state)
 {
     (void)state;
@@ -658,6 +750,8 @@ int main(void)
         cmocka_unit_test(missing_values_are_refused),
         cmocka_unit_test(unknown_options_suggest_the_nearest),
         cmocka_unit_test(sizes_take_suffixes),
+        cmocka_unit_test(automatic_options_take_auto_and_no_others_do),
+        cmocka_unit_test(memory_and_planning_reach_their_fields),
         cmocka_unit_test(switches_take_an_optional_value),
         cmocka_unit_test(messages_stay_one_line),
         cmocka_unit_test(the_last_of_two_wins),
@@ -669,6 +763,7 @@ int main(void)
         cmocka_unit_test(saved_options_come_back_exactly),
         cmocka_unit_test(the_longest_texts_fit),
         cmocka_unit_test(given_options_win_and_differences_are_told),
+        cmocka_unit_test(a_training_state_knows_nothing_of_the_plan),
         cmocka_unit_test(damaged_saved_options_are_refused_and_change_nothing),
         cmocka_unit_test(documentation_names_only_options_that_exist),
     };
