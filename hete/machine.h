@@ -1,8 +1,8 @@
-// machine.h - a machine as a file: what it has and how fast it is. scripts/machines/ holds some; a
-// measured profile (profile.h) is such a file too, with the times of one model shape in it.
+// machine.h - a machine as a file: what it has and how fast it is. scripts/machines/ holds some. A
+// measured profile (profile.h) is such a file too, of other names: the times of one model shape.
 //
 // The format is one `name value` per line with # comments; hete/FORMATS.md describes it. Unknown
-// names, missing ones and absurd values are refused with the line.
+// names, missing ones, ones that are there twice and absurd values are refused with the line.
 #ifndef HETE_MACHINE_H
 #define HETE_MACHINE_H
 
@@ -10,21 +10,33 @@
 
 struct machine {
     char name[64];
-    size_t device_bytes, host_bytes, pinned_bytes; // usable by a session
-    double peak_flops;  // FLOP/s of the dtype's matrix products: what MFU is held against
-    double efficiency;  // fraction of it that matrix products of training reach
-    double device_rate; // bytes/s of device memory, for work that is no matrix product
-    double launch_s;    // of an operation of the compute lane
+    size_t device_bytes, host_bytes, pinned_bytes; // usable by a session; pinned is part of host
+    double peak_flops[2]; // FLOP/s of matrix products, by enum dtype: what MFU is held against
+    double efficiency;    // fraction of it that matrix products of training reach
+    double device_rate;   // bytes/s of device memory, for work that is no matrix product
+    double launch_s;      // of an operation of the compute lane
     struct device_link link;
     double host_adam; // parameters/s of CPU Adam, while copies run
     double host_rate; // bytes/s of host memory, for other work on the host
-    double gpu_link;  // bytes/s between the GPUs of a machine, each direction; 0: one GPU
+    double gpu_link;  // bytes/s between the GPUs of a machine, each direction; 0: none
 };
 
 int machine_read(struct machine *m, const char *path, struct error *err);
 
+// The value of --emulate, FILE or FILE:N (N: 1 to 1024; 1 without): the machine in the file as a
+// miniature sees it whose hidden and head size, sequence and vocabulary are 1/N of the real ones.
+// Bytes and parameters of such a model are 1/N^2 and its matrix and attention FLOP 1/N^3, so
+// memory, latencies and launches are divided by N^2 and the peak by N: every time and every size
+// stands to the others as it does in the original, 1/N^2 of it.
+int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct error *err);
+
 // Times of a model's operations on the machine: matrix FLOP at peak_flops * efficiency, other work
 // by bytes, the larger one of both, and launch_s.
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape);
+
+// Costs as a file. What is read is to the bit what was written. comment: one line, or NULL.
+int costs_write(const struct costs *costs, const char *path, const char *comment,
+                struct error *err);
+int costs_read(struct costs *costs, const char *path, struct error *err);
 
 #endif
