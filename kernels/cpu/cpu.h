@@ -29,7 +29,6 @@ struct cpu {
     // Emulated devices only.
     struct link link;
     pthread_mutex_t link_lock;
-    pthread_cond_t link_begun; // a copy has begun: the other direction's ends later
     _Atomic uint64_t pageable_copies;
 };
 

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -139,11 +140,6 @@ static void emulate(struct cpu *cpu, const struct device_config *config)
     dev->emulated = true;
     dev->memory = config->memory;
     cpu->link.speed = config->link;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&cpu->link_begun, &attr);
-    pthread_condattr_destroy(&attr);
     pthread_mutex_init(&cpu->link_lock, NULL);
     size_t n = strlen(dev->summary);
     snprintf(dev->summary + n, sizeof dev->summary - n, ", emulating a device of %.0f MiB",
@@ -290,34 +286,37 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static struct timespec at(double seconds)
+static void sleep_until(double seconds)
 {
+    int slack = prctl(PR_GET_TIMERSLACK); // by default a sleep may last 50 us too long
+    prctl(PR_SET_TIMERSLACK, 1L);
     time_t whole = (time_t)seconds;
-    return (struct timespec){whole, (long)((seconds - (double)whole) * 1e9)};
+    struct timespec until = {whole, (long)((seconds - (double)whole) * 1e9)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+    prctl(PR_SET_TIMERSLACK, (long)slack);
 }
 
-// Until the direction's copy ends. The condition wakes it when the other direction begins, which
-// makes the end later; the last bit is slept to the point, since a condition's wake-up is late.
+// Until the direction's copy ends. Should the other direction begin meanwhile, the end is later
+// than it was thought to be, and there is more to wait. The last bit is not slept: threads wake up
+// late.
 static void wait_for_end(struct cpu *cpu, int direction)
 {
-    const double last_bit = 60e-6;
-    pthread_mutex_lock(&cpu->link_lock);
+    const double last_bit = 20e-6;
     for (;;) {
-        double end = link_end(&cpu->link, direction), left = end - now();
-        struct timespec until = at(left > last_bit ? end - last_bit : end);
-        if (left <= 0) {
-            break;
+        pthread_mutex_lock(&cpu->link_lock);
+        double end = link_end(&cpu->link, direction), time = now();
+        bool over = end <= time;
+        if (over) {
+            link_advance(&cpu->link, time);
         }
-        if (left > last_bit) {
-            pthread_cond_timedwait(&cpu->link_begun, &cpu->link_lock, &until);
-        } else {
-            pthread_mutex_unlock(&cpu->link_lock);
-            clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
-            pthread_mutex_lock(&cpu->link_lock);
+        pthread_mutex_unlock(&cpu->link_lock);
+        if (over) {
+            return;
+        }
+        if (end - time > last_bit) {
+            sleep_until(end - last_bit);
         }
     }
-    link_advance(&cpu->link, now());
-    pthread_mutex_unlock(&cpu->link_lock);
 }
 
 static bool is_pinned(const struct cpu *cpu, const void *host)
@@ -338,7 +337,6 @@ static void copy(struct device *dev, int direction, void *dst, const void *src, 
     }
     pthread_mutex_lock(&cpu->link_lock);
     link_begin(&cpu->link, direction, bytes, now());
-    pthread_cond_signal(&cpu->link_begun);
     pthread_mutex_unlock(&cpu->link_lock);
     memcpy(dst, src, bytes); // while the link's time passes
     wait_for_end(cpu, direction);
@@ -409,7 +407,6 @@ void device_close(struct device *dev)
     unmap(cpu->host[0], cpu->host_bytes[0]);
     unmap(cpu->host[1], cpu->host_bytes[1]);
     if (dev->emulated) {
-        pthread_cond_destroy(&cpu->link_begun);
         pthread_mutex_destroy(&cpu->link_lock);
     }
     free(cpu);
