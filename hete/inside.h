@@ -1,0 +1,108 @@
+// inside.h - the inside of a session, for the files that make it up: session.c (opening, steps),
+// operate.c (what an operation does), state.c (parameters and moments in and out). Nobody else
+// includes this.
+#ifndef HETE_INSIDE_H
+#define HETE_INSIDE_H
+
+#include "hete/execute.h"
+#include "hete/session.h"
+#include "kernels/bf16.h"
+#include "kernels/layers.h"
+
+#include <math.h>
+
+#define IN_FLIGHT 2
+
+// A step between session_start and session_finish.
+struct flight {
+    struct session_update update;
+    struct session_result result;
+    struct adamw adamw; // decay: of tensors that decay
+    uint64_t updates;   // done by other sessions: what is added to this one's count
+};
+
+// Which version of a unit's parameters a place on the device holds, by slice. Version 0: none.
+struct stamp {
+    size_t unit;
+    uint64_t version[PLAN_SLICES_MAX];
+};
+
+struct session {
+    struct device *dev, *host;
+    const struct model *model;
+    struct session_config config;
+    struct plan plan;
+    struct step_shape shape;
+    struct layout layout;
+    char *arena[SPACES];
+    struct graph step, loss, decode;
+    struct executor *lanes; // NULL: serial
+    const struct graph *loaded;
+    struct flight flight[IN_FLIGHT];
+    uint64_t started, finished; // training steps
+    uint64_t runs;              // of the graph that is loaded, where it is not the training step
+    uint64_t made, reported;    // updates: of all steps, of those finished
+    bool held;
+    struct error error;
+    double *host_norms;   // one per unit
+    void *host_logits;    // Vp, in the device's dtype
+    struct stamp *newest; // by unit: the version that the host has
+    struct stamp *here;   // by unit: that its place on the device has
+    struct stamp slot[PLAN_SLOTS_MAX];
+    int32_t token;
+    size_t pos;
+};
+
+// ---- addresses ----------------------------------------------------------------------------------
+
+static inline size_t elem_bytes(const struct session *s)
+{
+    return dtype_bytes(s->dev->dtype);
+}
+
+static inline size_t unit_elems(const struct session *s, size_t u)
+{
+    return model_unit(s->model, u)->params;
+}
+
+// Address of a buffer: of device memory, as the device handed it out.
+static inline char *at(const struct session *s, enum buffer_kind kind, size_t index)
+{
+    const struct region *r = s->layout.region[kind] + index;
+    return s->arena[r->space] + r->offset;
+}
+
+// Address of a device buffer for the functions of `layers`.
+static inline void *lane(const struct session *s, enum buffer_kind kind, size_t index)
+{
+    return at(s, kind, index) + s->dev->lane_offset;
+}
+
+static inline bool on_host(const struct session *s, size_t u)
+{
+    return s->plan.unit[u].host_optimizer;
+}
+
+static inline bool accumulates(const struct session *s)
+{
+    return s->config.micro_batches > 1;
+}
+
+// The one access of an operation to a kind of buffer, or NULL.
+const struct access *access_of(const struct graph *g, const struct op *op, enum buffer_kind kind);
+
+// Scalars of the update that follows `updates` others.
+struct adamw adamw_of(const struct session_update *up, double scale, uint64_t updates);
+
+// Execute callbacks (operate.c); ctx: the session.
+int run_op(void *ctx, const struct op *op, uint64_t step, struct error *err);
+void poison(void *ctx, const struct op *op, const struct access *a);
+
+void to_fp32(float *out, const void *in, enum dtype dtype, size_t n);
+
+static inline size_t host_tokens(const struct session *s, uint64_t step, size_t micro)
+{
+    return step % IN_FLIGHT * s->config.micro_batches + micro;
+}
+
+#endif

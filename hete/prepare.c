@@ -1,0 +1,380 @@
+#include "hete/prepare.h"
+#include "hete/profile.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- budgets ------------------------------------------------------------------------------------
+
+// The number behind a name in a file of `name value` lines, or the first number of the file if name
+// is NULL. False: none.
+static bool read_number(const char *path, const char *name, unsigned long long *value)
+{
+    FILE *f = fopen(path, "r");
+    char line[256];
+    bool found = false;
+    while (f && !found && fgets(line, sizeof line, f)) {
+        size_t skip = name ? strlen(name) : 0;
+        found =
+            (!name || strncmp(line, name, skip) == 0) && sscanf(line + skip, "%llu", value) == 1;
+    }
+    if (f) {
+        fclose(f);
+    }
+    return found;
+}
+
+size_t host_memory_free(void)
+{
+    static const char *const group[][3] = {
+        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
+         "/sys/fs/cgroup/memory.stat"},
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat"}};
+    unsigned long long kib, limit, used, cached;
+    size_t free_bytes = SIZE_MAX;
+    if (read_number("/proc/meminfo", "MemAvailable:", &kib)) {
+        free_bytes = (size_t)kib << 10;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        if (read_number(group[i][0], NULL, &limit) && read_number(group[i][1], NULL, &used)) {
+            // File pages that nobody uses are given back when they are needed.
+            used -=
+                read_number(group[i][2], "inactive_file ", &cached) && cached < used ? cached : 0;
+            size_t left = limit > used ? (size_t)(limit - used) : 0;
+            free_bytes = left < free_bytes ? left : free_bytes;
+        }
+    }
+    return free_bytes;
+}
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+// What the user gave, else what the machine has.
+static size_t given_or(size_t given, size_t has)
+{
+    return given ? given : has;
+}
+
+// An emulated device's memory is the host's too. Some of it is left for everything that is no
+// arena.
+#define HOST_RESERVE ((size_t)64 << 20)
+
+static int real_budget(struct budget *b, const struct prepare_config *c, struct error *err)
+{
+    size_t has = host_memory_free();
+    has = has > HOST_RESERVE ? has - HOST_RESERVE : 0;
+    if (b->device != SIZE_MAX && b->device > has) {
+        return error_set(err, STATUS_FAIL,
+                         "--device-memory %zu: the emulated device lies in this machine's memory, "
+                         "of which %zu bytes are free",
+                         b->device, has);
+    }
+    if (c->host_memory > has) {
+        return error_set(err, STATUS_FAIL, "--host-memory %zu: only %zu bytes are free",
+                         c->host_memory, has);
+    }
+    // Without a cap the device's memory is the host's: the two share what is free.
+    b->host = least(b->host, b->device == SIZE_MAX ? has : has - b->device);
+    b->device = least(b->device, has);
+    b->pinned = least(b->pinned, b->host);
+    return STATUS_OK;
+}
+
+// ---- costs --------------------------------------------------------------------------------------
+
+static bool set(const char *text)
+{
+    return text && text[0];
+}
+
+struct context {
+    const struct prepare_config *config;
+    struct prepared *out;
+    struct machine machine;
+    bool has_machine;
+    size_t miniature;
+};
+
+static int read_machine(struct context *x, struct error *err)
+{
+    const struct prepare_config *c = x->config;
+    x->miniature = 1;
+    snprintf(x->out->machine, sizeof x->out->machine, "this machine");
+    x->out->slow_motion = 1;
+    if (set(c->machine) && set(c->emulate)) {
+        return error_set(err, STATUS_USAGE,
+                         "--machine and --emulate exclude each other: --emulate "
+                         "plans for the machine that it paces");
+    }
+    if (!set(c->machine) && !set(c->emulate)) {
+        return STATUS_OK;
+    }
+    if (set(c->emulate) ? machine_read_emulated(&x->machine, c->emulate, &x->miniature, err)
+                        : machine_read(&x->machine, c->machine, err)) {
+        return err->status;
+    }
+    x->has_machine = true;
+    snprintf(x->out->machine, sizeof x->out->machine, "%s", x->machine.name);
+    return STATUS_OK;
+}
+
+static void set_budget(struct context *x)
+{
+    const struct prepare_config *c = x->config;
+    struct budget *b = &x->out->problem.budget;
+    const struct machine *m = x->has_machine ? &x->machine : NULL;
+    b->device = given_or(c->device_memory, m ? m->device_bytes : SIZE_MAX);
+    b->host = given_or(c->host_memory, m ? m->host_bytes : SIZE_MAX);
+    b->pinned = given_or(c->pinned_memory, m ? m->pinned_bytes : SIZE_MAX);
+}
+
+static void set_link(struct context *x)
+{
+    double rate = x->config->link_gb_per_s * 1e9;
+    struct device_config *d = &x->out->device;
+    *d = x->config->device;
+    d->link = (struct device_link){.in = rate, .out = rate, .in_duplex = rate, .out_duplex = rate};
+    size_t device = x->out->problem.budget.device;
+    d->memory = device == SIZE_MAX ? 0 : device;
+}
+
+static int measure(struct context *x, size_t B, struct costs *costs, bool *cached,
+                   struct error *err)
+{
+    const struct prepare_config *c = x->config;
+    struct profile_config p = {.device = x->out->device,
+                               .host_threads = c->host_threads,
+                               .model = c->one_block,
+                               .B = B,
+                               .T = c->T,
+                               .cache = c->cache,
+                               .identity = c->identity};
+    // What fits is not the question here: the device has the room for one block.
+    p.device.memory = p.device.memory ? SIZE_MAX / 2 : 0;
+    return profile_measure(costs, &p, cached, err);
+}
+
+// The slowest operation here, measured in its time on the emulated machine.
+static double slowest(const struct costs *here, const struct costs *there)
+{
+    double most = 0;
+    for (int u = 0; u < 2; u++) {
+        for (int call = 0; call < CALLS; call++) {
+            most = there->call[call][u] > 0 ? fmax(most, here->call[call][u] / there->call[call][u])
+                                            : most;
+        }
+        most = fmax(most, here->accumulate[u] / there->accumulate[u]);
+        most = fmax(most, here->norm[u] / there->norm[u]);
+        most = fmax(most, here->adam[u] / there->adam[u]);
+    }
+    most = fmax(most, here->host_adam / there->host_adam);
+    most = fmax(most, there->link.in_duplex / here->link.in_duplex);
+    return fmax(most, there->link.out_duplex / here->link.out_duplex);
+}
+
+static void slow_down(struct costs *c, double factor)
+{
+    for (int u = 0; u < 2; u++) {
+        for (int call = 0; call < CALLS; call++) {
+            c->call[call][u] *= factor;
+        }
+        c->accumulate[u] *= factor;
+        c->norm[u] *= factor;
+        c->adam[u] *= factor;
+    }
+    c->clip *= factor;
+    c->host_adam *= factor;
+    c->host_accumulate *= factor;
+    c->host_norm *= factor;
+    c->link.latency_s *= factor;
+    c->link.in /= factor;
+    c->link.out /= factor;
+    c->link.in_duplex /= factor;
+    c->link.out_duplex /= factor;
+    c->peak_flops /= factor;
+}
+
+// At least twice what an operation takes here, and some more for the lanes that disturb it.
+#define SLOW_MOTION 3.0
+
+static int emulate(struct context *x, size_t B, struct error *err)
+{
+    struct costs here, *there = &x->out->costs;
+    struct device_link link = x->out->device.link;
+    bool cached;
+    x->out->device.link = (struct device_link){0}; // as fast as memory is
+    if (measure(x, B, &here, &cached, err)) {
+        return err->status;
+    }
+    double factor = SLOW_MOTION * slowest(&here, there);
+    slow_down(there, factor);
+    x->out->slow_motion = factor / (double)(x->miniature * x->miniature);
+    x->out->device.link = x->config->link_gb_per_s > 0 ? link : there->link;
+    return STATUS_OK;
+}
+
+// Costs of a micro-batch of B rows.
+static int set_costs(struct context *x, size_t B, struct error *err)
+{
+    const struct prepare_config *c = x->config;
+    struct prepared *out = x->out;
+    out->problem.model = c->model;
+    out->problem.dtype = c->device.dtype;
+    out->problem.B = B;
+    out->problem.T = c->T;
+    out->problem.micro_batches = c->rows / B;
+    out->problem.hold_updates = c->hold_updates;
+    out->problem.costs = &out->costs;
+    set_link(x);
+    if (!x->has_machine) {
+        out->measured = true;
+        return measure(x, B, &out->costs, &out->cached, err);
+    }
+    struct step_shape shape;
+    step_shape(&shape, c->model, c->device.dtype, B, c->T, c->rows / B, true);
+    machine_costs(&out->costs, &x->machine, &shape);
+    return set(c->emulate) ? emulate(x, B, err) : STATUS_OK;
+}
+
+// ---- plans --------------------------------------------------------------------------------------
+
+static int plan_from_file(struct prepared *out, const char *path, struct error *err)
+{
+    struct error why;
+    if (plan_read(&out->plan, path, err)) {
+        return err->status;
+    }
+    if (plan_check(&out->plan, &out->problem, &why)) {
+        return error_set(err, why.status, "--plan %s: %s", path, why.text);
+    }
+    return STATUS_OK;
+}
+
+static int choose(struct context *x, size_t B, struct error *err)
+{
+    struct prepared *out = x->out;
+    const struct prepare_config *c = x->config;
+    if (set_costs(x, B, err) ||
+        (set(c->plan) ? plan_from_file(out, c->plan, err)
+                      : plan_choose(&out->plan, &out->problem, c->policy, err))) {
+        return err->status;
+    }
+    return plan_predict(&out->prediction, &out->plan, &out->problem, err);
+}
+
+// The micro-batch that makes a whole step shortest, of those that divide it. Ties: the larger one.
+static int choose_rows(struct context *x, struct error *err)
+{
+    const struct prepare_config *c = x->config;
+    struct error why = {0};
+    size_t best = 0;
+    double best_s = INFINITY;
+    if (set(c->plan)) {
+        return error_set(err, STATUS_USAGE,
+                         "--micro-batch auto: --plan %s says what the micro-batch is", c->plan);
+    }
+    for (size_t B = c->rows; B >= 1; B--) {
+        if (c->rows % B) {
+            continue;
+        }
+        if (choose(x, B, &why)) {
+            if (why.status == STATUS_USAGE) {
+                *err = why;
+                return why.status;
+            }
+            continue; // does not fit
+        }
+        if (x->out->prediction.step_s < best_s) {
+            best_s = x->out->prediction.step_s;
+            best = B;
+        }
+    }
+    if (best == 0) {
+        *err = why; // of a single row
+        return err->status;
+    }
+    return choose(x, best, err);
+}
+
+int prepare(struct prepared *out, const struct prepare_config *config, struct error *err)
+{
+    struct context x = {.config = config, .out = out};
+    *out = (struct prepared){0};
+    if (read_machine(&x, err)) {
+        return err->status;
+    }
+    set_budget(&x);
+    if (real_budget(&out->problem.budget, config, err)) {
+        return err->status;
+    }
+    return config->B ? choose(&x, config->B, err) : choose_rows(&x, err);
+}
+
+static int try_policy(struct context *x, struct policy_result *r, const char *policy, size_t B,
+                      struct error *err)
+{
+    struct error why;
+    *r = (struct policy_result){.B = B, .micro_batches = x->config->rows / B};
+    snprintf(r->policy, sizeof r->policy, "%s", policy);
+    if (plan_choose(&r->plan, &x->out->problem, policy, &why)) {
+        snprintf(r->error, sizeof r->error, "%.511s", why.text);
+        return STATUS_OK;
+    }
+    return plan_predict(&r->prediction, &r->plan, &x->out->problem, err);
+}
+
+static bool better(const struct policy_result *a, const struct policy_result *b)
+{
+    return !a->error[0] && (b->error[0] || a->prediction.step_s < b->prediction.step_s);
+}
+
+int prepare_policies(struct prepared *out, struct policy_result **results, size_t *n,
+                     const struct prepare_config *config, struct error *err)
+{
+    struct context x = {.config = config, .out = out};
+    size_t count = 0;
+    *out = (struct prepared){0};
+    while (plan_policies[count]) {
+        count++;
+    }
+    struct policy_result *list = calloc(count, sizeof *list);
+    struct policy_result *one = calloc(1, sizeof *one);
+    int status = list && one ? read_machine(&x, err)
+                             : error_set(err, STATUS_FAIL, "no memory for %zu policies", count);
+    set_budget(&x);
+    if (status == STATUS_OK && !x.has_machine) {
+        status = real_budget(&out->problem.budget, config, err);
+    }
+    for (size_t B = config->B ? config->B : config->rows; status == STATUS_OK && B >= 1; B--) {
+        if (config->rows % B) {
+            continue;
+        }
+        status = set_costs(&x, B, err);
+        for (size_t i = 0; status == STATUS_OK && i < count; i++) {
+            char policy[32]; // twin-flow: half of it
+            snprintf(policy, sizeof policy, "%s%s", plan_policies[i],
+                     strcmp(plan_policies[i], "twin-flow") == 0 ? ":0.5" : "");
+            status = try_policy(&x, one, policy, B, err);
+            if (status == STATUS_OK && (list[i].B == 0 || better(one, list + i))) {
+                list[i] = *one;
+            }
+        }
+        if (config->B) {
+            break;
+        }
+    }
+    free(one);
+    if (status) {
+        free(list);
+        return status;
+    }
+    *results = list;
+    *n = count;
+    return STATUS_OK;
+}

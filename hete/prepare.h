@@ -1,0 +1,53 @@
+// prepare.h - from what the user asks for to a plan: budgets, costs, the size of a micro-batch.
+//
+// The costs come from a machine file, or are measured (profile.h). With emulate they come from the
+// file and every lane is slowed down by one common factor, so that each operation has at least
+// twice the time that it takes here: a machine in slow motion whose scheduling is real.
+#ifndef HETE_PREPARE_H
+#define HETE_PREPARE_H
+
+#include "hete/machine.h"
+#include "hete/plan.h"
+#include "hete/report.h"
+
+struct prepare_config {
+    const struct model *model;
+    const struct model *one_block; // the same shape with a single block, to be measured
+    struct device_config device;   // memory and link are filled in here
+    int host_threads;              // 0: as many as the process may use
+    size_t B, T;                   // B 0: the planner's choice
+    size_t rows;                   // of a step
+    bool hold_updates;
+    size_t device_memory, host_memory, pinned_memory; // bytes; 0: not given
+    double link_gb_per_s;                             // 0: not limited
+    const char *machine, *emulate;                    // files; "": none
+    const char *policy, *plan;                        // plan: a file; "": none
+    size_t gpus;                                      // of estimates for a machine file
+    const char *cache, *identity;                     // of profile.h
+};
+
+struct prepared {
+    struct plan_problem problem;
+    struct costs costs;
+    struct plan plan;
+    struct prediction prediction;
+    char machine[64];   // its name, or "this machine"
+    double slow_motion; // of an emulated machine: seconds here per second there; else 1
+    bool measured;      // costs were measured or come from the cache of an earlier measurement
+    bool cached;
+    struct device_config device; // to be opened for the session
+};
+
+// STATUS_USAGE: options that contradict each other, no such policy. STATUS_FAIL: nothing fits, or a
+// file cannot be read.
+int prepare(struct prepared *out, const struct prepare_config *config, struct error *err);
+
+// Every policy's best plan, without a device being opened unless costs have to be measured. The
+// caller frees *results; out->problem is that of the last micro-batch that was tried.
+int prepare_policies(struct prepared *out, struct policy_result **results, size_t *n,
+                     const struct prepare_config *config, struct error *err);
+
+// Bytes that this process may still take: of the system and of its cgroup, whichever is less.
+size_t host_memory_free(void);
+
+#endif

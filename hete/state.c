@@ -1,0 +1,200 @@
+#include "hete/inside.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+void to_fp32(float *out, const void *in, enum dtype dtype, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] =
+            dtype == DTYPE_FP32 ? ((const float *)in)[i] : bf16_load(((const uint16_t *)in)[i]);
+    }
+}
+
+// ---- state --------------------------------------------------------------------------------------
+
+// Elements moved at a time between a state in 16 bits and fp32 host memory.
+#define MOVE ((size_t)4096)
+
+// A run of elements somewhere.
+struct state_place {
+    char *at;
+    enum space space;
+    enum dtype dtype;
+};
+
+static struct state_place place_of(const struct session *s, enum buffer_kind kind, size_t index,
+                                   enum dtype dtype, size_t first)
+{
+    return (struct state_place){at(s, kind, index) + first * dtype_bytes(dtype),
+                                s->layout.region[kind][index].space, dtype};
+}
+
+// What the device computes with: on the host, what is copied there.
+static struct state_place working(const struct session *s, size_t u, size_t first)
+{
+    bool host = on_host(s, u);
+    return place_of(s, host ? BUF_HOST_PARAMS : BUF_PARAMS, u, s->dev->dtype, first);
+}
+
+static struct state_place state_at(const struct session *s, enum state state, size_t u,
+                                   size_t first)
+{
+    bool host = on_host(s, u);
+    if (state == STATE_PARAMS && (s->dev->dtype == DTYPE_FP32 || !s->config.train)) {
+        return working(s, u, first);
+    }
+    if (state == STATE_PARAMS) {
+        return place_of(s, host ? BUF_HOST_MASTER : BUF_MASTER, u, DTYPE_FP32, first);
+    }
+    return place_of(s, host ? BUF_HOST_MOMENTS : BUF_MOMENTS, u, DTYPE_FP32,
+                    first + (state == STATE_V ? unit_elems(s, u) : 0));
+}
+
+static void move_out(const struct session *s, const struct state_place *p, size_t at, float *out,
+                     size_t n)
+{
+    char buf[MOVE * sizeof(float)];
+    size_t size = dtype_bytes(p->dtype);
+    if (p->space == SPACE_DEVICE) {
+        device_peek(s->dev, buf, p->at + at * size, n * size);
+        to_fp32(out, buf, p->dtype, n);
+    } else {
+        to_fp32(out, p->at + at * size, p->dtype, n);
+    }
+}
+
+static void move_in(const struct session *s, const struct state_place *p, size_t at,
+                    const float *in, size_t n)
+{
+    uint16_t bf16[MOVE];
+    const void *from = in;
+    size_t size = dtype_bytes(p->dtype);
+    for (size_t i = 0; p->dtype != DTYPE_FP32 && i < n; i++) {
+        bf16[i] = bf16_round(in[i]);
+        from = bf16;
+    }
+    if (p->space == SPACE_DEVICE) {
+        device_poke(s->dev, p->at + at * size, from, n * size);
+    } else {
+        memcpy(p->at + at * size, from, n * size);
+    }
+}
+
+void session_read(struct session *s, enum state state, size_t unit, size_t first, float *out,
+                  size_t n)
+{
+    struct state_place p = state_at(s, state, unit, first);
+    for (size_t i = 0; i < n; i += MOVE) {
+        move_out(s, &p, i, out + i, n - i < MOVE ? n - i : MOVE);
+    }
+}
+
+void session_write(struct session *s, enum state state, size_t unit, size_t first, const float *in,
+                   size_t n)
+{
+    struct state_place p = state_at(s, state, unit, first), w = working(s, unit, first);
+    for (size_t i = 0; i < n; i += MOVE) {
+        size_t m = n - i < MOVE ? n - i : MOVE;
+        move_in(s, &p, i, in + i, m);
+        if (state == STATE_PARAMS && w.at != p.at) {
+            move_in(s, &w, i, in + i, m);
+        }
+    }
+    for (size_t i = 0; state == STATE_PARAMS && i < PLAN_SLICES_MAX; i++) {
+        s->newest[unit].version[i]++; // what the device has of it is old
+    }
+}
+
+// ---- looking for what is not finite -------------------------------------------------------------
+
+// Index of the first element that is not finite, or n.
+static size_t nonfinite(const struct session *s, const struct state_place *p, size_t first,
+                        size_t n)
+{
+    for (size_t i = 0; i < n; i += MOVE) {
+        float x[MOVE];
+        size_t m = n - i < MOVE ? n - i : MOVE;
+        move_out(s, p, first + i, x, m);
+        for (size_t j = 0; j < m; j++) {
+            if (!isfinite(x[j])) {
+                return i + j;
+            }
+        }
+    }
+    return n;
+}
+
+static bool find_in_unit(const struct session *s, size_t u, const char *what,
+                         const struct state_place *p, char *out, size_t size)
+{
+    const struct unit *unit = model_unit(s->model, u);
+    for (size_t i = 0; i < unit->n_tensors; i++) {
+        const struct tensor *t = unit->tensors + i;
+        size_t e = nonfinite(s, p, t->offset, t->elems);
+        if (e < t->elems) {
+            snprintf(out, size, "%s %s of unit %zu (%s), element %zu", what, t->name, u, unit->name,
+                     e);
+            return true;
+        }
+    }
+    return false;
+}
+
+// Where the gradient of a unit still is after a step. False: it has been overwritten.
+static bool gradient_at(const struct session *s, size_t u, struct state_place *p)
+{
+    if (accumulates(s)) {
+        *p = place_of(s, on_host(s, u) ? BUF_HOST_SUM : BUF_SUM, u, DTYPE_FP32, 0);
+        return true;
+    }
+    if (on_host(s, u)) {
+        *p = place_of(s, BUF_HOST_GRADS, u, s->dev->dtype, 0);
+        return true;
+    }
+    for (size_t i = 0; i < s->step.n_ops; i++) {
+        const struct op *op = s->step.ops + i;
+        if (op->kind == OP_ADAM && op->unit == u) {
+            *p =
+                place_of(s, BUF_GRADS, access_of(&s->step, op, BUF_GRADS)->index, s->dev->dtype, 0);
+        }
+    }
+    return u == 0 || !s->plan.early_adam;
+}
+
+static bool find_in_gradients(const struct session *s, char *out, size_t size)
+{
+    for (size_t u = s->model->units; s->config.train && u-- > 0;) {
+        struct state_place p;
+        if (gradient_at(s, u, &p) && find_in_unit(s, u, "gradient of", &p, out, size)) {
+            return true;
+        }
+        if (!isfinite(s->host_norms[u])) {
+            snprintf(out, size, "gradient of unit %zu (%s)", u, model_unit(s->model, u)->name);
+            return true;
+        }
+    }
+    return false;
+}
+
+bool session_find_nonfinite(struct session *s, char *out, size_t size)
+{
+    for (size_t u = 0; u < s->model->units; u++) {
+        struct state_place p = working(s, u, 0);
+        if (find_in_unit(s, u, "parameter", &p, out, size)) {
+            return true;
+        }
+    }
+    for (size_t u = 0; u < s->model->units; u++) {
+        size_t x = s->config.train ? u : u % 2, n = s->shape.bytes.boundary / elem_bytes(s);
+        struct state_place p = place_of(s, BUF_X, x, s->dev->dtype, 0);
+        size_t e = nonfinite(s, &p, 0, n);
+        if (e < n) {
+            snprintf(out, size, "output of unit %zu (%s), element %zu", u,
+                     model_unit(s->model, u)->name, e);
+            return true;
+        }
+    }
+    return find_in_gradients(s, out, size);
+}
