@@ -1,10 +1,81 @@
 #include "data/svg.h"
-#include "data/files.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+// ---- any picture --------------------------------------------------------------------------------
+
+static void flush(struct svg *svg)
+{
+    if (svg->file.fd >= 0) {
+        atomic_write(&svg->file, svg->text, svg->used, svg->err); // closes the file when it fails
+    }
+    svg->used = 0;
+}
+
+void svg_put(struct svg *svg, const char *format, ...)
+{
+    char piece[1024];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(piece, sizeof piece, format, args);
+    va_end(args);
+    size_t length = (size_t)n < sizeof piece ? (size_t)n : sizeof piece - 1;
+    if (svg->used + length > sizeof svg->text) {
+        flush(svg);
+    }
+    memcpy(svg->text + svg->used, piece, length);
+    svg->used += length;
+}
+
+void svg_put_text(struct svg *svg, const char *text)
+{
+    for (; *text; text++) {
+        switch (*text) {
+        case '<':
+            svg_put(svg, "&lt;");
+            break;
+        case '&':
+            svg_put(svg, "&amp;");
+            break;
+        default:
+            // XML has no way to say most control characters.
+            svg_put(svg, "%c", (unsigned char)*text < ' ' ? ' ' : *text);
+        }
+    }
+}
+
+int svg_open(struct svg *svg, const char *path, int width, int height, const char *title,
+             struct error *err)
+{
+    svg->used = 0;
+    svg->err = err;
+    if (atomic_open(&svg->file, path, err)) {
+        return err->status;
+    }
+    svg_put(svg,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+            "height=\"%d\" font-family=\"sans-serif\" font-size=\"14\">\n<title>",
+            width, height, width, height);
+    svg_put_text(svg, title);
+    svg_put(svg, "</title>\n<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", width, height);
+    return STATUS_OK;
+}
+
+int svg_close(struct svg *svg)
+{
+    svg_put(svg, "</svg>\n");
+    flush(svg);
+    return svg->file.fd < 0 ? svg->err->status : atomic_commit(&svg->file, svg->err);
+}
+
+double svg_tick(double span, int count)
+{
+    double raw = span / count, power = pow(10, floor(log10(raw))), lead = raw / power;
+    return power * (lead < 1.5 ? 1 : lead < 3.5 ? 2 : lead < 7.5 ? 5 : 10);
+}
 
 // ---- curves -------------------------------------------------------------------------------------
 
@@ -65,7 +136,7 @@ static double smooth_at(const struct curve *c, size_t i)
     return sum / (double)(2 * half + 1);
 }
 
-// ---- the picture --------------------------------------------------------------------------------
+// ---- loss against tokens ------------------------------------------------------------------------
 
 enum { WIDTH = 860, HEIGHT = 500, LEFT = 64, RIGHT = 840, TOP = 48, BOTTOM = 446 };
 
@@ -74,51 +145,9 @@ enum { WIDTH = 860, HEIGHT = 500, LEFT = 64, RIGHT = 840, TOP = 48, BOTTOM = 446
 #define FLOOR_COLOR "#2f7d4f"
 
 struct picture {
-    struct atomic_file file;
-    char text[8192];
-    size_t used;
-    struct error *err;
+    struct svg svg;
     double x_max, y_min, y_max; // what the axes span; x begins at 0
 };
-
-static void flush(struct picture *p)
-{
-    if (p->file.fd >= 0) {
-        atomic_write(&p->file, p->text, p->used, p->err); // closes the file when it fails
-    }
-    p->used = 0;
-}
-
-__attribute__((format(printf, 2, 3))) static void put(struct picture *p, const char *format, ...)
-{
-    char piece[1024];
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(piece, sizeof piece, format, args);
-    va_end(args);
-    size_t length = (size_t)n < sizeof piece ? (size_t)n : sizeof piece - 1;
-    if (p->used + length > sizeof p->text) {
-        flush(p);
-    }
-    memcpy(p->text + p->used, piece, length);
-    p->used += length;
-}
-
-static void put_escaped(struct picture *p, const char *text)
-{
-    for (; *text; text++) {
-        switch (*text) {
-        case '<':
-            put(p, "&lt;");
-            break;
-        case '&':
-            put(p, "&amp;");
-            break;
-        default:
-            put(p, "%c", *text);
-        }
-    }
-}
 
 static double x_of(const struct picture *p, double tokens)
 {
@@ -129,13 +158,6 @@ static double y_of(const struct picture *p, double loss)
 {
     double y = BOTTOM - (BOTTOM - TOP) * (loss - p->y_min) / (p->y_max - p->y_min);
     return fmin(fmax(y, -HEIGHT), 2 * HEIGHT); // what is far outside is clipped anyway
-}
-
-// A distance of 1, 2 or 5 times a power of ten that cuts `span` into about `count` parts.
-static double tick_distance(double span, int count)
-{
-    double raw = span / count, power = pow(10, floor(log10(raw))), lead = raw / power;
-    return power * (lead < 1.5 ? 1 : lead < 3.5 ? 2 : lead < 7.5 ? 5 : 10);
 }
 
 static void widen(struct picture *p, const struct curve *c, double cap)
@@ -175,34 +197,36 @@ static void draw_axes(struct picture *p)
         double size;
         const char *suffix;
     } unit[] = {{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "K"}, {1, ""}};
-    double dy = tick_distance(p->y_max - p->y_min, 7), dx = tick_distance(p->x_max, 8);
+    double dy = svg_tick(p->y_max - p->y_min, 7), dx = svg_tick(p->x_max, 8);
     size_t u = 0;
     while (unit[u].size > p->x_max && u < 4) {
         u++;
     }
-    put(p, "<g stroke=\"#e3e6ea\" stroke-width=\"1\">\n");
+    svg_put(&p->svg, "<g stroke=\"#e3e6ea\" stroke-width=\"1\">\n");
     for (double k = ceil(p->y_min / dy); k * dy <= p->y_max; k++) {
-        put(p, "<path d=\"M%d %.1fH%d\"/>\n", LEFT, y_of(p, k * dy), RIGHT);
+        svg_put(&p->svg, "<path d=\"M%d %.1fH%d\"/>\n", LEFT, y_of(p, k * dy), RIGHT);
     }
-    put(p, "</g>\n<g fill=\"#444\" font-size=\"12\" text-anchor=\"end\">\n");
+    svg_put(&p->svg, "</g>\n<g fill=\"#444\" font-size=\"12\" text-anchor=\"end\">\n");
     for (double k = ceil(p->y_min / dy); k * dy <= p->y_max; k++) {
-        put(p, "<text x=\"%d\" y=\"%.1f\">%.10g</text>\n", LEFT - 8, y_of(p, k * dy) + 4, k * dy);
+        svg_put(&p->svg, "<text x=\"%d\" y=\"%.1f\">%.10g</text>\n", LEFT - 8, y_of(p, k * dy) + 4,
+                k * dy);
     }
-    put(p, "</g>\n<g fill=\"#444\" font-size=\"12\" text-anchor=\"middle\">\n");
+    svg_put(&p->svg, "</g>\n<g fill=\"#444\" font-size=\"12\" text-anchor=\"middle\">\n");
     for (double k = 0; k * dx <= p->x_max; k++) {
-        put(p, "<text x=\"%.1f\" y=\"%d\">%.10g%s</text>\n", x_of(p, k * dx), BOTTOM + 20,
-            k * dx / unit[u].size, k > 0 ? unit[u].suffix : "");
+        svg_put(&p->svg, "<text x=\"%.1f\" y=\"%d\">%.10g%s</text>\n", x_of(p, k * dx), BOTTOM + 20,
+                k * dx / unit[u].size, k > 0 ? unit[u].suffix : "");
     }
-    put(p, "<text x=\"%d\" y=\"%d\" font-size=\"13\">tokens</text>\n", (LEFT + RIGHT) / 2,
-        BOTTOM + 42);
-    put(p, "<text transform=\"translate(18 %d) rotate(-90)\" font-size=\"13\">loss</text>\n</g>\n",
-        (TOP + BOTTOM) / 2);
-    put(p, "<g stroke=\"#444\">\n<path d=\"M%d %dV%dH%d\" fill=\"none\"/>\n", LEFT, TOP, BOTTOM,
-        RIGHT);
+    svg_put(&p->svg, "<text x=\"%d\" y=\"%d\" font-size=\"13\">tokens</text>\n", (LEFT + RIGHT) / 2,
+            BOTTOM + 42);
+    svg_put(&p->svg,
+            "<text transform=\"translate(18 %d) rotate(-90)\" font-size=\"13\">loss</text>\n</g>\n",
+            (TOP + BOTTOM) / 2);
+    svg_put(&p->svg, "<g stroke=\"#444\">\n<path d=\"M%d %dV%dH%d\" fill=\"none\"/>\n", LEFT, TOP,
+            BOTTOM, RIGHT);
     for (double k = 0; k * dx <= p->x_max; k++) {
-        put(p, "<path d=\"M%.1f %dv5\"/>\n", x_of(p, k * dx), BOTTOM);
+        svg_put(&p->svg, "<path d=\"M%.1f %dv5\"/>\n", x_of(p, k * dx), BOTTOM);
     }
-    put(p, "</g>\n");
+    svg_put(&p->svg, "</g>\n");
 }
 
 static void draw_line(struct picture *p, const struct curve *c,
@@ -211,79 +235,72 @@ static void draw_line(struct picture *p, const struct curve *c,
     if (c->count == 0) {
         return;
     }
-    put(p, "<polyline fill=\"none\" stroke-linejoin=\"round\" %s points=\"", style);
+    svg_put(&p->svg, "<polyline fill=\"none\" stroke-linejoin=\"round\" %s points=\"", style);
     for (size_t i = 0; i < c->count; i++) {
-        put(p, "%s%.1f,%.1f", i ? " " : "", x_of(p, tokens_at(c, i)), y_of(p, loss(c, i)));
+        svg_put(&p->svg, "%s%.1f,%.1f", i ? " " : "", x_of(p, tokens_at(c, i)),
+                y_of(p, loss(c, i)));
     }
-    put(p, "\"/>\n");
+    svg_put(&p->svg, "\"/>\n");
 }
 
 static void draw_points(struct picture *p, const struct curve *c)
 {
     for (size_t i = 0; c->count <= 60 && i < c->count; i++) {
-        put(p, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"" VAL_COLOR "\"/>\n",
-            x_of(p, tokens_at(c, i)), y_of(p, loss_at(c, i)));
+        svg_put(&p->svg, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"" VAL_COLOR "\"/>\n",
+                x_of(p, tokens_at(c, i)), y_of(p, loss_at(c, i)));
     }
 }
 
 static void draw_floor(struct picture *p, double floor_loss, const char *label)
 {
     double y = y_of(p, floor_loss);
-    put(p,
-        "<path d=\"M%d %.1fH%d\" stroke=\"" FLOOR_COLOR "\" stroke-width=\"1.5\" "
-        "stroke-dasharray=\"7 5\"/>\n",
-        LEFT, y, RIGHT);
+    svg_put(&p->svg,
+            "<path d=\"M%d %.1fH%d\" stroke=\"" FLOOR_COLOR "\" stroke-width=\"1.5\" "
+            "stroke-dasharray=\"7 5\"/>\n",
+            LEFT, y, RIGHT);
     // White behind the letters keeps them readable where a curve comes near.
-    put(p,
-        "<text x=\"%d\" y=\"%.1f\" fill=\"" FLOOR_COLOR "\" font-size=\"12\" stroke=\"#fff\" "
-        "stroke-width=\"3\" paint-order=\"stroke\">",
-        LEFT + 8, y - 6);
-    put_escaped(p, label ? label : "");
-    put(p, " %.4g</text>\n", floor_loss);
+    svg_put(&p->svg,
+            "<text x=\"%d\" y=\"%.1f\" fill=\"" FLOOR_COLOR "\" font-size=\"12\" stroke=\"#fff\" "
+            "stroke-width=\"3\" paint-order=\"stroke\">",
+            LEFT + 8, y - 6);
+    svg_put_text(&p->svg, label ? label : "");
+    svg_put(&p->svg, " %.4g</text>\n", floor_loss);
 }
 
 static void draw_legend(struct picture *p, const struct curve *train, const struct curve *val)
 {
     int x = LEFT;
     if (train->count) {
-        put(p,
-            "<path d=\"M%d 30h26\" stroke=\"" TRAIN_COLOR "\" stroke-width=\"2.5\"/>"
-            "<text x=\"%d\" y=\"34\">training %.4f</text>\n",
-            x, x + 34,
-            smooth_at(train, train->count - 1 - train->count / 50)); // the last whole window
+        svg_put(&p->svg,
+                "<path d=\"M%d 30h26\" stroke=\"" TRAIN_COLOR "\" stroke-width=\"2.5\"/>"
+                "<text x=\"%d\" y=\"34\">training %.4f</text>\n",
+                x, x + 34,
+                smooth_at(train, train->count - 1 - train->count / 50)); // the last whole window
         x += 190;
     }
     if (val->count) {
-        put(p,
-            "<path d=\"M%d 30h26\" stroke=\"" VAL_COLOR "\" stroke-width=\"2\"/>"
-            "<text x=\"%d\" y=\"34\">validation %.4f</text>\n",
-            x, x + 34, loss_at(val, val->count - 1));
+        svg_put(&p->svg,
+                "<path d=\"M%d 30h26\" stroke=\"" VAL_COLOR "\" stroke-width=\"2\"/>"
+                "<text x=\"%d\" y=\"34\">validation %.4f</text>\n",
+                x, x + 34, loss_at(val, val->count - 1));
     }
 }
 
 int svg_write(const char *path, const struct curve *train, const struct curve *val, double floor,
               const char *floor_label, struct error *err)
 {
-    struct picture p = {.err = err};
-    if (atomic_open(&p.file, path, err)) {
+    struct picture p;
+    choose_axes(&p, train, val, floor);
+    if (svg_open(&p.svg, path, WIDTH, HEIGHT, "Loss against tokens", err)) {
         return err->status;
     }
-    choose_axes(&p, train, val, floor);
-    put(&p,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-        "height=\"%d\" font-family=\"sans-serif\" font-size=\"14\">\n",
-        WIDTH, HEIGHT, WIDTH, HEIGHT);
-    put(&p,
-        "<title>Loss against tokens</title>\n<rect width=\"%d\" height=\"%d\" "
-        "fill=\"#fff\"/>\n",
-        WIDTH, HEIGHT);
-    put(&p,
-        "<clipPath id=\"plot\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>"
-        "</clipPath>\n",
-        LEFT - 4, TOP, RIGHT - LEFT + 8, BOTTOM - TOP);
+    svg_put(&p.svg,
+            "<clipPath id=\"plot\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>"
+            "</clipPath>\n",
+            LEFT - 4, TOP, RIGHT - LEFT + 8, BOTTOM - TOP);
     draw_axes(&p);
     draw_legend(&p, train, val);
-    put(&p, "<g clip-path=\"url(#plot)\">\n");
+    svg_put(&p.svg, "<g clip-path=\"url(#plot)\">\n");
     draw_line(&p, train, loss_at,
               "stroke=\"" TRAIN_COLOR "\" stroke-width=\"1\" stroke-opacity=\"0.3\"");
     draw_line(&p, train, smooth_at, "stroke=\"" TRAIN_COLOR "\" stroke-width=\"2.5\"");
@@ -292,7 +309,6 @@ int svg_write(const char *path, const struct curve *train, const struct curve *v
     if (floor > 0) {
         draw_floor(&p, floor, floor_label);
     }
-    put(&p, "</g>\n</svg>\n");
-    flush(&p);
-    return p.file.fd < 0 ? err->status : atomic_commit(&p.file, err);
+    svg_put(&p.svg, "</g>\n");
+    return svg_close(&p.svg);
 }

@@ -1,15 +1,34 @@
-// svg.h - the picture of a training run: loss against tokens, as an SVG that any browser shows.
+// svg.h - SVG files that any browser shows, and one of them: loss against tokens of a training run.
 //
-// Called by log.c. A curve holds at most CURVE_BUCKETS buckets of equally many points; when they
+// A curve holds at most CURVE_BUCKETS buckets of equally many points; when they
 // are full, neighbours are merged and the width doubles, so memory and file size are fixed, and the
 // same points always give the same picture. Points that are not finite are left out.
 #ifndef DATA_SVG_H
 #define DATA_SVG_H
 
-#include "data/error.h"
+#include "data/files.h"
 
 #include <stddef.h>
 #include <stdint.h>
+
+// A picture that is being written: white ground, sans-serif text, 14 pixels. The file is there,
+// whole, after svg_close; the first error is kept and given back there.
+struct svg {
+    struct atomic_file file;
+    char text[8192];
+    size_t used;
+    struct error *err;
+};
+
+int svg_open(struct svg *svg, const char *path, int width, int height, const char *title,
+             struct error *err);
+// printf style, at most 1023 bytes.
+void svg_put(struct svg *svg, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void svg_put_text(struct svg *svg, const char *text); // escaped
+int svg_close(struct svg *svg);
+
+// A distance of 1, 2 or 5 times a power of ten that cuts `span` into about `count` parts.
+double svg_tick(double span, int count);
 
 enum { CURVE_BUCKETS = 1024 };
 
