@@ -406,7 +406,7 @@ static void draw_run(const struct panel *p, const struct run *r)
     }
     svg_put(p->svg, "%.4g ms</title></rect>\n", 1e3 * r->seconds);
     int digits = snprintf(name, sizeof name, "%u", op->unit);
-    if (r->n == 1 && has_unit(op->kind) && width > 6.5 * digits + 3) {
+    if (r->n == 1 && op->slice == 0 && has_unit(op->kind) && width > 6.5 * digits + 3) {
         svg_put(p->svg, "<text class=\"u\" x=\"%.1f\" y=\"19\" fill=\"%s\">%s</text>\n",
                 r->x + width / 2, is_dark(color) ? "#fff" : "#333", name);
     }
@@ -554,7 +554,7 @@ static void draw_legend(struct svg *svg, const struct schedule *schedules, size_
             seen[family_of(schedules[i].graph->ops + op)] = true;
         }
     }
-    svg_put(svg, "<g font-size=\"13\">\n");
+    svg_put(svg, "<g font-size=\"12\">\n");
     for (size_t f = 0; f < FAMILIES; f++) {
         if (!seen[f]) {
             continue;
@@ -564,7 +564,7 @@ static void draw_legend(struct svg *svg, const struct schedule *schedules, size_
                     x + 8 * shade, hex(mix(look[f].light, look[f].dark, shade / 2.0)));
         }
         svg_put(svg, "<text x=\"%.0f\" y=\"60\">%s</text>\n", x + 30, look[f].name);
-        x += 30 + 7.2 * (double)strlen(look[f].name) + 14;
+        x += 30 + 6.3 * (double)strlen(look[f].name) + 20;
     }
     svg_put(svg,
             "<rect x=\"%.0f\" y=\"48\" width=\"24\" height=\"14\" fill=\"url(#idle)\"/>"
