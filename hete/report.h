@@ -22,13 +22,20 @@ struct policy_result {
     struct prediction prediction;
     char error[512]; // not empty: does not fit, with the reason
 };
-// A table of policies: step time, tok/s, MFU, bytes per budget, busy and exposed time per lane,
-// distance to the bound. flops: of one step, by the usual count (6N + 6LCT per token).
-void report_policies(FILE *out, const struct policy_result *results, size_t n,
-                     const struct plan_problem *problem, double flops);
-// The same as JSON (hete/FORMATS.md).
-int report_policies_json(FILE *out, const struct policy_result *results, size_t n,
-                         const struct plan_problem *problem, double flops, struct error *err);
+// What the policies are compared on.
+struct report_subject {
+    const char *model, *machine; // names
+    const struct plan_problem *problem;
+    double flops; // of one step, by the usual count (6N + 6LCT per token)
+};
+
+// Two tables of policies: step time, tok/s, MFU, distance to the bound, bytes per budget; busy and
+// exposed time per lane.
+void report_policies(FILE *out, const struct report_subject *subject,
+                     const struct policy_result *results, size_t n);
+// The same as JSON (hete/FORMATS.md). STATUS_FAIL: no memory, or out cannot be written.
+int report_policies_json(FILE *out, const struct report_subject *subject,
+                         const struct policy_result *results, size_t n, struct error *err);
 
 // Predicted and measured step time, busy and exposed time per lane, GB/s of copies and of Adam.
 struct measured {

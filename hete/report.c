@@ -1,0 +1,626 @@
+#include "hete/report.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- numbers ------------------------------------------------------------------------------------
+
+struct text {
+    char s[32];
+};
+
+// Three digits, and a unit.
+static struct text size_text(size_t bytes)
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    struct text t;
+    double value = (double)bytes;
+    size_t u = 0;
+    while (value >= 1024 && u + 1 < sizeof unit / sizeof *unit) {
+        value /= 1024;
+        u++;
+    }
+    int decimals = u == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+    if (bytes == SIZE_MAX) {
+        snprintf(t.s, sizeof t.s, "no limit");
+    } else if (bytes == 0) {
+        snprintf(t.s, sizeof t.s, "0");
+    } else {
+        snprintf(t.s, sizeof t.s, "%.*f %s", decimals, value, unit[u]);
+    }
+    return t;
+}
+
+static struct text number_text(double x, int decimals)
+{
+    struct text t;
+    if (!isfinite(x)) {
+        snprintf(t.s, sizeof t.s, "n/a");
+    } else if (fabs(x) < 1e10) {
+        snprintf(t.s, sizeof t.s, "%.*f", decimals, x);
+    } else {
+        snprintf(t.s, sizeof t.s, "%.3g", x);
+    }
+    return t;
+}
+
+static struct text ms_text(double seconds)
+{
+    double ms = 1e3 * seconds;
+    return ms == 0 ? (struct text){"0"} : number_text(ms, ms < 10 ? 3 : ms < 100 ? 2 : 1);
+}
+
+static struct text percent_text(double share)
+{
+    struct text t;
+    snprintf(t.s, sizeof t.s, isfinite(share) ? "%.1f%%" : "n/a", 100 * share);
+    return t;
+}
+
+static double ratio(double x, double y)
+{
+    return y > 0 ? x / y : NAN;
+}
+
+// ---- a plan as a table --------------------------------------------------------------------------
+
+enum column { FORWARD, RECOMPUTE, BACKWARD, UPDATE, COPY_IN, COPY_OUT, HOST, COLUMNS };
+
+struct row {
+    size_t first, last; // units
+    size_t bytes[SPACES];
+    double seconds[COLUMNS]; // per step
+};
+
+struct table {
+    struct row *rows; // runs of units with equal decisions, then what several units share
+    size_t n;         // with that one
+    struct row total;
+};
+
+static enum column column_of(const struct op *op)
+{
+    static const enum column of_lane[LANES] = {UPDATE, COPY_IN, COPY_OUT, HOST};
+    if (op->lane != LANE_COMPUTE) {
+        return of_lane[op->lane];
+    }
+    switch (op->kind) {
+    case CALL_ENCODE:
+    case CALL_FORWARD:
+        return FORWARD;
+    case CALL_RECOMPUTE:
+        return RECOMPUTE;
+    case CALL_HEAD:
+    case CALL_BACKWARD:
+    case CALL_ENCODE_BACKWARD:
+        return BACKWARD;
+    default:
+        return UPDATE;
+    }
+}
+
+// An operation that belongs to no unit.
+static bool is_common(const struct op *op)
+{
+    return op->kind == OP_TOKENS_IN || op->kind == OP_LOSSES_OUT || op->kind == OP_CLIP ||
+           op->kind == OP_BARRIER || op->kind == OP_BEGIN;
+}
+
+static struct row *row_of(const struct table *t, size_t unit)
+{
+    size_t i = 0;
+    while (i + 1 < t->n && unit > t->rows[i].last) {
+        i++;
+    }
+    return t->rows + i;
+}
+
+static bool same(const struct unit_plan *x, const struct unit_plan *y)
+{
+    return x->recompute == y->recompute && x->stream == y->stream &&
+           x->host_optimizer == y->host_optimizer;
+}
+
+static void add_times(struct table *t, const struct plan_problem *problem, const struct graph *g,
+                      const double *work)
+{
+    const struct device_link *link = &problem->costs->link;
+    for (size_t i = 0; i < g->n_ops; i++) {
+        const struct op *op = g->ops + i;
+        double seconds = work[i], rate = op->lane == LANE_COPY_IN ? link->in : link->out;
+        if (op->lane == LANE_COPY_IN || op->lane == LANE_COPY_OUT) {
+            seconds = link->latency_s + (rate > 0 ? work[i] / rate : 0);
+        }
+        struct row *row = is_common(op) ? t->rows + t->n - 1 : row_of(t, op->unit);
+        row->seconds[column_of(op)] += seconds;
+    }
+}
+
+#define NOBODY  SIZE_MAX
+#define SEVERAL (SIZE_MAX - 1)
+
+// A buffer is its unit's if that unit alone writes it.
+static bool add_bytes(struct table *t, const struct layout *layout, const struct graph *g)
+{
+    size_t most = 0;
+    for (int k = 0; k < BUFFER_KINDS; k++) {
+        most = layout->indices[k] > most ? layout->indices[k] : most;
+    }
+    size_t *owner = malloc(BUFFER_KINDS * (most + 1) * sizeof *owner);
+    for (size_t i = 0; owner && i < BUFFER_KINDS * most; i++) {
+        owner[i] = NOBODY;
+    }
+    for (size_t i = 0; owner && i < g->n_ops; i++) {
+        const struct op *op = g->ops + i;
+        for (size_t a = op->first_access; a < op->first_access + op->n_accesses; a++) {
+            const struct access *access = g->accesses + a;
+            if (access->mode == ACCESS_READ || access->index >= layout->indices[access->kind]) {
+                continue;
+            }
+            size_t *o = owner + access->kind * most + access->index;
+            size_t unit = is_common(op) ? SEVERAL : op->unit;
+            *o = *o == NOBODY || *o == unit ? unit : SEVERAL;
+        }
+    }
+    for (size_t k = 0; owner && k < BUFFER_KINDS; k++) {
+        for (size_t i = 0; i < layout->indices[k]; i++) {
+            const struct region *r = layout->region[k] + i;
+            size_t o = owner[k * most + i];
+            struct row *row = o >= SEVERAL ? t->rows + t->n - 1 : row_of(t, o);
+            row->bytes[r->space] += r->bytes;
+        }
+    }
+    free(owner);
+    return owner;
+}
+
+// The rows of a plan, empty.
+static bool make_rows(struct table *t, const struct plan *plan)
+{
+    *t = (struct table){.rows = calloc(plan->units + 1, sizeof *t->rows)};
+    for (size_t u = 0; t->rows && u < plan->units; u++) {
+        if (u < 2 || !same(plan->unit + u, plan->unit + u - 1)) {
+            t->rows[t->n++].first = u;
+        }
+        t->rows[t->n - 1].last = u;
+    }
+    t->n++;
+    return t->rows;
+}
+
+static int make_table(struct table *t, const struct plan *plan, const struct plan_problem *problem,
+                      struct error *err)
+{
+    struct step_shape shape;
+    struct layout layout = {0};
+    struct graph g = {0};
+    double *work = NULL;
+    step_shape(&shape, problem->model, problem->dtype, problem->B, problem->T,
+               problem->micro_batches, true);
+    bool failed = !make_rows(t, plan);
+    int status = layout_make(&layout, &shape, plan, problem->budget.pinned, err);
+    status = status ? status : step_build(&g, &shape, plan, STEP_TRAIN, err);
+    if (!status && !failed && (work = malloc((g.n_ops + 1) * sizeof *work))) {
+        costs_of_graph(problem->costs, &shape, &g, work);
+        add_times(t, problem, &g, work);
+    }
+    if (!status && (failed || !work || !add_bytes(t, &layout, &g))) {
+        status = error_set(err, STATUS_FAIL, "no memory for the table of a plan");
+    }
+    for (size_t i = 0; !status && i < t->n; i++) {
+        for (int s = 0; s < SPACES; s++) {
+            t->total.bytes[s] += t->rows[i].bytes[s];
+        }
+        for (int c = 0; c < COLUMNS; c++) {
+            t->total.seconds[c] += t->rows[i].seconds[c];
+        }
+    }
+    free(work);
+    graph_free(&g);
+    if (layout.region[0]) {
+        layout_free(&layout);
+    }
+    return status;
+}
+
+static void print_row(FILE *out, const struct row *row, const char *name,
+                      const struct unit_plan *decided)
+{
+    fprintf(out, "  %-8s", name);
+    if (decided) {
+        fprintf(out, " %-11s %-10s %-9s", decided->recompute ? "recompute" : "keep",
+                decided->stream ? "stream" : "resident",
+                decided->host_optimizer ? "host" : "device");
+    } else {
+        fprintf(out, " %-32s", "");
+    }
+    fprintf(out, " %9s %9s %9s |", size_text(row->bytes[SPACE_DEVICE]).s,
+            size_text(row->bytes[SPACE_PINNED]).s, size_text(row->bytes[SPACE_HOST]).s);
+    for (int c = 0; c < COLUMNS; c++) {
+        fprintf(out, " %8s", ms_text(row->seconds[c]).s);
+    }
+    fputc('\n', out);
+}
+
+static void print_table(FILE *out, const struct table *t, const struct plan *plan)
+{
+    fprintf(out, "  %-8s %-11s %-10s %-9s %9s %9s %9s |", "units", "activations", "parameters",
+            "optimizer", "device", "pinned", "host");
+    fprintf(out, " %8s %8s %8s %8s %8s %8s %8s  ms\n", "forward", "recomp.", "backward", "update",
+            "copy in", "copy out", "host");
+    for (size_t i = 0; i + 1 < t->n; i++) {
+        const struct row *row = t->rows + i;
+        struct text name;
+        if (row->first == row->last) {
+            snprintf(name.s, sizeof name.s, "%zu", row->first);
+        } else {
+            snprintf(name.s, sizeof name.s, "%zu-%zu", row->first, row->last);
+        }
+        print_row(out, row, name.s, plan->unit + row->first);
+    }
+    print_row(out, t->rows + t->n - 1, "shared", NULL);
+    print_row(out, &t->total, "total", NULL);
+}
+
+// ---- what surrounds the table -------------------------------------------------------------------
+
+static double tokens_of(const struct plan *plan)
+{
+    return (double)plan->B * (double)plan->T * (double)plan->micro_batches;
+}
+
+static void print_budget(FILE *out, const char *what, size_t bytes, size_t budget)
+{
+    fprintf(out, "%s %s", what, size_text(bytes).s);
+    if (budget != SIZE_MAX) {
+        fprintf(out, " of %s", size_text(budget).s);
+    }
+}
+
+static void print_budgets(FILE *out, const struct prediction *p, const struct budget *budget)
+{
+    print_budget(out, "  memory: device", p->device_bytes, budget->device);
+    print_budget(out, ", host", p->host_bytes + p->pinned_bytes, budget->host);
+    print_budget(out, ", of that pinned", p->pinned_bytes, budget->pinned);
+    fputc('\n', out);
+}
+
+static void print_settings(FILE *out, const struct plan *plan)
+{
+    fprintf(out, "  %zu slot%s, %zu gradient buffer%s, %zu slice%s", plan->slots,
+            plan->slots == 1 ? "" : "s", plan->grad_buffers, plan->grad_buffers == 1 ? "" : "s",
+            plan->slices, plan->slices == 1 ? "" : "s");
+    fprintf(out, "%s%s%s%s\n", plan->early_adam ? ", device Adam during backward" : "",
+            plan->fifo ? ", first come first served" : "",
+            plan->barrier ? ", a barrier around the updates" : "",
+            plan->serial_copies ? ", no copies during compute" : "");
+}
+
+static void print_lanes(FILE *out, const struct prediction *p)
+{
+    fprintf(out, "  lanes: compute busy %s ms", ms_text(p->busy_s[LANE_COMPUTE]).s);
+    for (int lane = LANE_COMPUTE + 1; lane < LANES; lane++) {
+        fprintf(out, "; %s busy %s", lane_name((enum lane)lane), ms_text(p->busy_s[lane]).s);
+        if (p->exposed_s[lane] > 0) {
+            fprintf(out, ", exposed %s", ms_text(p->exposed_s[lane]).s);
+        }
+    }
+    fputc('\n', out);
+}
+
+// The same plan, were no update held back.
+static int print_norm(FILE *out, const struct plan *plan, const struct plan_problem *problem,
+                      const struct prediction *held, struct error *err)
+{
+    struct plan free_plan = *plan;
+    struct plan_problem free_problem = *problem;
+    struct prediction p;
+    if (!plan->hold_updates) {
+        fputs("  updates do not wait for the global norm\n", out);
+        return STATUS_OK;
+    }
+    free_plan.hold_updates = free_problem.hold_updates = false;
+    int status = plan_predict(&p, &free_plan, &free_problem, err);
+    if (!status) {
+        double cost = held->step_s - p.step_s;
+        fprintf(out, "  waiting for the global norm (clip, guard) costs %s ms a step (%s)\n",
+                ms_text(cost > 0 ? cost : 0).s, percent_text(ratio(fmax(cost, 0), p.step_s)).s);
+    }
+    return status;
+}
+
+static void print_why(FILE *out, const struct plan *plan, const struct prediction *p,
+                      const struct budget *budget)
+{
+    size_t recomputed = 0, streamed = 0, on_host = 0, limit = 0, tightest = 0;
+    for (size_t u = 0; u < plan->units; u++) {
+        recomputed += plan->unit[u].recompute;
+        streamed += plan->unit[u].stream;
+        on_host += plan->unit[u].host_optimizer;
+    }
+    for (size_t lane = 1; lane < LANES; lane++) {
+        limit = p->busy_s[lane] > p->busy_s[limit] ? lane : limit;
+    }
+    fprintf(out, "  why: %s is the limit (busy %s of the step); ", lane_name((enum lane)limit),
+            percent_text(ratio(p->busy_s[limit], p->step_s)).s);
+    if (recomputed + streamed + on_host == 0) {
+        fputs("everything fits on the device\n", out);
+        return;
+    }
+    static const char *const name[] = {"device", "host", "pinned"};
+    const double use[] = {
+        ratio((double)p->device_bytes, (double)budget->device),
+        ratio((double)p->host_bytes + (double)p->pinned_bytes, (double)budget->host),
+        ratio((double)p->pinned_bytes, (double)budget->pinned)};
+    for (size_t i = 1; i < 3; i++) {
+        tightest = use[i] > use[tightest] ? i : tightest;
+    }
+    fprintf(out, "%s memory is the tightest (%s used): ", name[tightest],
+            percent_text(use[tightest]).s);
+    fprintf(out, "of %zu units %zu recompute, %zu stream, %zu update on the host\n", plan->units,
+            recomputed, streamed, on_host);
+}
+
+int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *problem,
+                struct error *err)
+{
+    struct table table;
+    struct prediction p;
+    int status = make_table(&table, plan, problem, err);
+    status = status ? status : plan_predict(&p, plan, problem, err);
+    if (!status) {
+        fprintf(out, "plan: %s, predicted %s ms a step (%s tok/s), bound %s ms\n", plan->policy,
+                ms_text(p.step_s).s, number_text(ratio(tokens_of(plan), p.step_s), 0).s,
+                ms_text(p.bound_s).s);
+        print_table(out, &table, plan);
+        print_budgets(out, &p, &problem->budget);
+        print_settings(out, plan);
+        print_lanes(out, &p);
+        status = print_norm(out, plan, problem, &p, err);
+    }
+    if (!status) {
+        print_why(out, plan, &p, &problem->budget);
+    }
+    free(table.rows);
+    return status;
+}
+
+// ---- policies -----------------------------------------------------------------------------------
+
+static double step_tokens(const struct policy_result *r, const struct plan_problem *problem)
+{
+    return (double)r->B * (double)problem->T * (double)r->micro_batches;
+}
+
+static double mfu(const struct report_subject *subject, double step_s)
+{
+    return ratio(subject->flops, step_s * subject->problem->costs->peak_flops);
+}
+
+static void print_policy(FILE *out, const struct report_subject *subject,
+                         const struct policy_result *r)
+{
+    const struct prediction *p = &r->prediction;
+    struct text batch;
+    if (r->error[0]) {
+        fprintf(out, "%-16s does not fit: %s\n", r->policy, r->error);
+        return;
+    }
+    snprintf(batch.s, sizeof batch.s, "%zux%zu", r->B, r->micro_batches);
+    fprintf(out, "%-16s %8s %10s %9s %7s", r->policy, batch.s, ms_text(p->step_s).s,
+            number_text(ratio(step_tokens(r, subject->problem), p->step_s), 0).s,
+            percent_text(mfu(subject, p->step_s)).s);
+    fprintf(out, " %7s %9s %9s %9s\n", number_text(ratio(p->step_s, p->bound_s), 3).s,
+            size_text(p->device_bytes).s, size_text(p->pinned_bytes).s, size_text(p->host_bytes).s);
+}
+
+void report_policies(FILE *out, const struct report_subject *subject,
+                     const struct policy_result *results, size_t n)
+{
+    const struct budget *budget = &subject->problem->budget;
+    fprintf(out, "%-16s %8s %10s %9s %7s %7s %9s %9s %9s\n", "policy", "batch", "step ms", "tok/s",
+            "MFU", "/bound", "device", "pinned", "host");
+    for (size_t i = 0; i < n; i++) {
+        print_policy(out, subject, results + i);
+    }
+    fprintf(out, "%-16s %8s %10s %9s %7s %7s %9s", "budget", "", "", "", "", "",
+            size_text(budget->device).s);
+    fprintf(out, " %9s %9s (with pinned)\n", size_text(budget->pinned).s,
+            size_text(budget->host).s);
+    fprintf(out, "\n%-16s busy ms: %9s %9s %9s %9s   exposed ms: %9s %9s %9s\n", "policy",
+            "compute", "copy in", "copy out", "host", "copy in", "copy out", "host");
+    for (size_t i = 0; i < n; i++) {
+        const struct prediction *p = &results[i].prediction;
+        if (results[i].error[0]) {
+            continue;
+        }
+        fprintf(out, "%-16s         ", results[i].policy);
+        for (int lane = 0; lane < LANES; lane++) {
+            fprintf(out, " %9s", ms_text(p->busy_s[lane]).s);
+        }
+        fprintf(out, "              ");
+        for (int lane = LANE_COMPUTE + 1; lane < LANES; lane++) {
+            fprintf(out, " %9s", ms_text(p->exposed_s[lane]).s);
+        }
+        fputc('\n', out);
+    }
+}
+
+// ---- policies as JSON ---------------------------------------------------------------------------
+
+static json_t *real(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *integer(size_t n)
+{
+    return n <= INT64_MAX ? json_integer((json_int_t)n) : json_null();
+}
+
+static json_t *string(const char *text)
+{
+    json_t *valid = json_string(text);
+    return valid ? valid : json_string("(not UTF-8)");
+}
+
+static json_t *lanes(const double *seconds)
+{
+    return json_pack("{s:o, s:o, s:o, s:o}", "compute", real(seconds[LANE_COMPUTE]), "copy_in",
+                     real(seconds[LANE_COPY_IN]), "copy_out", real(seconds[LANE_COPY_OUT]), "host",
+                     real(seconds[LANE_HOST]));
+}
+
+static json_t *unit_runs(const struct plan *plan)
+{
+    json_t *runs = json_array();
+    for (size_t first = 0, next; first < plan->units; first = next) {
+        const struct unit_plan *d = plan->unit + first;
+        for (next = first + 1; first && next < plan->units && same(d, plan->unit + next); next++) {
+        }
+        if (json_array_append_new(runs, json_pack("{s:o, s:o, s:b, s:b, s:b}", "from",
+                                                  integer(first), "to", integer(next - 1),
+                                                  "recompute", d->recompute, "stream", d->stream,
+                                                  "host_optimizer", d->host_optimizer))) {
+            json_decref(runs);
+            return NULL;
+        }
+    }
+    return runs;
+}
+
+static json_t *plan_object(const struct plan *plan)
+{
+    return json_pack("{s:o, s:o, s:o, s:o, s:b, s:b, s:b, s:b, s:b, s:o}", "policy",
+                     string(plan->policy), "slots", integer(plan->slots), "grad_buffers",
+                     integer(plan->grad_buffers), "slices", integer(plan->slices), "hold_updates",
+                     plan->hold_updates, "early_adam", plan->early_adam, "fifo", plan->fifo,
+                     "barrier", plan->barrier, "serial_copies", plan->serial_copies, "units",
+                     unit_runs(plan));
+}
+
+// A value of a policy that fits.
+static json_t *only(bool fits, json_t *value)
+{
+    if (fits) {
+        return value;
+    }
+    json_decref(value);
+    return json_null();
+}
+
+static json_t *policy_object(const struct report_subject *subject, const struct policy_result *r)
+{
+    const struct prediction *p = &r->prediction;
+    bool fits = !r->error[0];
+    json_t *object = json_pack(
+        "{s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", string(r->policy), "fits", fits,
+        "error", only(!fits, string(r->error)), "micro_batch", integer(r->B), "micro_batches",
+        integer(r->micro_batches), "step_s", only(fits, real(p->step_s)), "tokens_per_s",
+        only(fits, real(ratio(step_tokens(r, subject->problem), p->step_s))), "mfu",
+        only(fits, real(mfu(subject, p->step_s))), "bound_s", only(fits, real(p->bound_s)));
+    json_t *more = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o}", "device_bytes", only(fits, integer(p->device_bytes)),
+        "host_bytes", only(fits, integer(p->host_bytes)), "pinned_bytes",
+        only(fits, integer(p->pinned_bytes)), "busy_s", only(fits, lanes(p->busy_s)), "exposed_s",
+        only(fits, lanes(p->exposed_s)), "plan", only(fits, plan_object(&r->plan)));
+    if (!object || !more || json_object_update(object, more)) {
+        json_decref(object);
+        object = NULL;
+    }
+    json_decref(more);
+    return object;
+}
+
+static json_t *policies_object(const struct report_subject *subject,
+                               const struct policy_result *results, size_t n)
+{
+    const struct plan_problem *problem = subject->problem;
+    json_t *policies = json_array();
+    bool failed = !policies;
+    for (size_t i = 0; i < n && !failed; i++) {
+        failed = json_array_append_new(policies, policy_object(subject, results + i)) != 0;
+    }
+    if (failed) {
+        json_decref(policies);
+        return NULL;
+    }
+    const struct budget *b = &problem->budget;
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:s, s:o, s:{s:o, s:o, s:o}, s:o}", "model", string(subject->model),
+        "machine", string(subject->machine), "batch", integer(problem->B * problem->micro_batches),
+        "seq_len", integer(problem->T), "dtype", problem->dtype == DTYPE_FP32 ? "fp32" : "bf16",
+        "flops_per_step", real(subject->flops), "budget", "device_bytes", integer(b->device),
+        "host_bytes", integer(b->host), "pinned_bytes", integer(b->pinned), "policies", policies);
+}
+
+int report_policies_json(FILE *out, const struct report_subject *subject,
+                         const struct policy_result *results, size_t n, struct error *err)
+{
+    json_t *root = policies_object(subject, results, n);
+    bool written = root && json_dumpf(root, out, JSON_INDENT(2)) == 0 && fputc('\n', out) != EOF;
+    bool made = root;
+    json_decref(root);
+    if (!written) {
+        return error_set(err, STATUS_FAIL, "the policies as JSON: %s",
+                         made ? "cannot write the output" : "no memory");
+    }
+    return STATUS_OK;
+}
+
+// ---- measured -----------------------------------------------------------------------------------
+
+// Host Adam moves these bytes per parameter in either dtype: fp32 master and moments in and out,
+// and gradient in and parameter out of 16 bits each, or a gradient of 32 and no parameter apart.
+#define ADAM_BYTES 28
+
+static void print_rate(FILE *out, const char *what, double n, double seconds, const char *unit)
+{
+    double giga = 1e-9 * ratio(n, seconds);
+    if (giga > 0 && isfinite(giga)) {
+        fprintf(out, "%s%s %s", what, number_text(giga, 2).s, unit);
+    }
+}
+
+static void print_lane(FILE *out, enum lane lane, const struct prediction *p,
+                       const struct lane_times *t)
+{
+    fprintf(out, "%-9s busy %10s %10s", lane_name(lane), ms_text(p->busy_s[lane]).s,
+            ms_text(t->busy_s[lane]).s);
+    if (lane != LANE_COMPUTE) {
+        fprintf(out, "   exposed %9s %9s", ms_text(p->exposed_s[lane]).s,
+                ms_text(t->exposed_s[lane]).s);
+    }
+    fputc('\n', out);
+}
+
+void report_measured(FILE *out, const struct prediction *predicted, const struct measured *m)
+{
+    const struct lane_times *t = &m->times;
+    fprintf(out, "%-14s %10s %10s\n", "ms a step", "predicted", "measured");
+    fprintf(out, "%-14s %10s %10s   of the predicted %s\n", "step", ms_text(predicted->step_s).s,
+            ms_text(t->period_s).s, percent_text(ratio(t->period_s, predicted->step_s)).s);
+    for (int lane = 0; lane < LANES; lane++) {
+        print_lane(out, (enum lane)lane, predicted, t);
+    }
+    print_rate(out, "copies in ", m->bytes_in, t->busy_s[LANE_COPY_IN], "GB/s, ");
+    print_rate(out, "copies out ", m->bytes_out, t->busy_s[LANE_COPY_OUT], "GB/s, ");
+    print_rate(out, "host Adam ", m->host_adam_params, t->busy_s[LANE_HOST], "G parameters/s");
+    print_rate(out, " = ", ADAM_BYTES * m->host_adam_params, t->busy_s[LANE_HOST], "GB/s, ");
+    fprintf(out, "%d host thread%s, %s\n", m->host_threads, m->host_threads == 1 ? "" : "s",
+            m->isa);
+    if (m->pageable_copies) {
+        fprintf(out,
+                "%llu copies went through pageable memory, which is slower: "
+                "raise --pinned-memory\n",
+                (unsigned long long)m->pageable_copies);
+    }
+    if (m->late) {
+        fprintf(out, "%llu of %llu paced operations ended late (%s)%s\n",
+                (unsigned long long)m->late, (unsigned long long)m->paced,
+                percent_text(ratio((double)m->late, (double)m->paced)).s,
+                m->late * 100 > m->paced ? ": more than 1%, the times mean nothing" : "");
+    }
+}
