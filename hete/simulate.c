@@ -180,6 +180,7 @@ static void start(struct clock *c, struct running *lane, uint32_t at)
         lane->end = c->now + c->in->link.latency_s;
         lane->left = work;
         lane->since = -1;
+        lane->moving = c->in->link.latency_s <= 0 && work > 0;
     } else {
         lane->end = c->now + work;
     }
@@ -201,6 +202,7 @@ static void dispatch(struct clock *c)
             }
         }
     }
+    set_rates(c);
 }
 
 // One round; false if nothing runs.
@@ -228,7 +230,6 @@ static bool advance(struct clock *c)
             finish(c, lane);
         }
     }
-    set_rates(c);
     dispatch(c);
     return true;
 }
