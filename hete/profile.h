@@ -9,9 +9,11 @@
 #include "hete/cost.h"
 
 struct profile_config {
-    struct device_config device; // a device of the same kind; opened and closed here
-    int host_threads;            // for work on the host; 0: as many as the process may use
-    const struct model *model;   // one block: 2 units
+    struct device_config
+        device;                // a device of the same kind; opened and closed here. Of an emulated
+                               // one the memory is not looked at, beyond whether it is 0.
+    int host_threads;          // for work on the host; 0: as many as the process may use
+    const struct model *model; // one block: 2 units
     size_t B, T;
     const char *cache;    // directory, or NULL: measure, and keep nothing
     const char *identity; // of the shape: part of the cache's file name, which also has the
@@ -19,7 +21,7 @@ struct profile_config {
 };
 
 // STATUS_FAIL: no memory, no device. A cache that cannot be read or written is measured anew, and
-// is not an error. *cached: the costs come from a file.
+// is not an error. *cached: the costs come from a file (costs_read, machine.h).
 int profile_measure(struct costs *out, const struct profile_config *config, bool *cached,
                     struct error *err);
 
