@@ -17,6 +17,6 @@ struct costs {
 
 // For operation i of the graph: seconds (compute, host) or bytes (copies).
 void costs_of_graph(const struct costs *costs, const struct step_shape *shape,
-                    const struct graph *graph, double *work);
+                    const struct plan *plan, const struct graph *graph, double *work);
 
 #endif

@@ -68,9 +68,9 @@ void plan_resident(struct plan *plan, const struct model *model, size_t B, size_
                    size_t micro_batches, bool hold_updates);
 
 // The best plan of a policy: auto, autohete, resident, zero-offload, twin-flow:R (0..1),
-// zero-infinity, stronghold, patrickstar. STATUS_USAGE: no such policy, or one that cannot hold
-// updates (stronghold) asked to. STATUS_FAIL: nothing fits; err says by how much which budget is
-// short and what would fit. In predicted time auto is never worse than any other.
+// zero-infinity, stronghold, patrickstar. STATUS_USAGE: no such policy. STATUS_FAIL: nothing fits;
+// err says by how much which budget is short and what would fit. In predicted time auto is never
+// worse than any other.
 int plan_choose(struct plan *out, const struct plan_problem *problem, const char *policy,
                 struct error *err);
 extern const char *const plan_policies[]; // NULL behind the last; twin-flow without its :R

@@ -1,0 +1,55 @@
+#include "hete/cost.h"
+
+static double seconds_on_host(const struct costs *costs, uint16_t kind)
+{
+    switch (kind) {
+    case OP_HOST_ACCUMULATE:
+        return costs->host_accumulate;
+    case OP_HOST_NORM:
+        return costs->host_norm;
+    default:
+        return costs->host_adam;
+    }
+}
+
+static double work_of(const struct costs *costs, const struct step_shape *shape,
+                      const struct plan *plan, const struct op *op)
+{
+    size_t first, k = op->unit > 0;
+    if (op->kind < CALLS) {
+        return costs->call[op->kind][k];
+    }
+    switch (op->kind) {
+    case OP_TOKENS_IN:
+        return (double)(2 * shape->B * shape->T * sizeof(int32_t));
+    case OP_LOSSES_OUT:
+        return (double)(shape->B * shape->T * sizeof(float));
+    case OP_FETCH:
+    case OP_GRAD_OUT:
+        return (double)(step_slice(shape, plan, op->unit, op->slice, &first) *
+                        dtype_bytes(shape->dtype));
+    case OP_ACCUMULATE:
+        return costs->accumulate[k];
+    case OP_NORM:
+        return costs->norm[k];
+    case OP_CLIP:
+        return costs->clip;
+    case OP_ADAM:
+        return costs->adam[k];
+    case OP_HOST_ACCUMULATE:
+    case OP_HOST_NORM:
+    case OP_HOST_ADAM:
+        return (double)step_slice(shape, plan, op->unit, op->slice, &first) *
+               seconds_on_host(costs, op->kind);
+    default:
+        return 0; // only waits
+    }
+}
+
+void costs_of_graph(const struct costs *costs, const struct step_shape *shape,
+                    const struct plan *plan, const struct graph *graph, double *work)
+{
+    for (size_t i = 0; i < graph->n_ops; i++) {
+        work[i] = work_of(costs, shape, plan, graph->ops + i);
+    }
+}

@@ -1,0 +1,77 @@
+// search.h - tries plans: do they fit, how long will a step take, is that the best so far? What
+// plan_choose (plan.h) is made of; nobody else includes it.
+//
+// A plan is simulated only if it fits and if the least time that any schedule of it could take is
+// below the best so far. For the plans of the search this least time, like the bytes, is a sum of
+// terms per unit; the terms are differences between steps of a few units, written down and laid out
+// by step.h like any other, so that nothing is counted in two places.
+#ifndef HETE_SEARCH_H
+#define HETE_SEARCH_H
+
+#include "hete/plan.h"
+#include "hete/simulate.h"
+
+struct search {
+    const struct plan_problem *problem;
+    struct step_shape shape;
+    struct plan best;
+    double best_s; // INFINITY: none so far
+    // Of the plans that did not fit, the one that asks for least beyond the budgets.
+    struct plan nearest;
+    size_t nearest_over; // SIZE_MAX: none so far
+    size_t simulations;
+    int status; // of the first failure, which err describes; nothing is tried any more
+    struct error *err;
+    // What simulations work with.
+    struct graph graph;
+    double *work;
+    struct timing *timings;
+    size_t max_ops;
+};
+
+void search_open(struct search *s, const struct plan_problem *problem, struct error *err);
+void search_close(struct search *s);
+
+// Bytes of a plan: total[SPACE_HOST] without total[SPACE_PINNED].
+struct plan_bytes {
+    size_t total[SPACES];
+};
+int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const struct plan *plan,
+               size_t pinned, struct error *err);
+// What a plan of so many bytes needs beyond the budgets.
+size_t plan_over(const struct plan_bytes *bytes, const struct budget *budget);
+
+// Keeps the plan if it is the best so far. False if it does not fit.
+bool search_try(struct search *s, const struct plan *plan);
+
+// Simulates; false: no memory, or the least time of the plan is not below limit_s.
+bool search_predict(struct search *s, const struct plan *plan, double limit_s,
+                    struct prediction *out);
+
+// The plans that a few numbers describe, in the order of the blocks:
+//   optimizer   device: the first n_device | host: the others
+//   parameters  n_stream of the others are streamed: the last ones, spread evenly, or the first
+//   activations recompute: the first n_recompute
+enum stream_order { STREAM_LAST, STREAM_SPREAD, STREAM_FIRST, STREAM_ORDERS };
+struct choice {
+    size_t n_device, n_stream, n_recompute;
+    enum stream_order order;
+    bool embed_on_host, early_adam;
+    size_t slots, grad_buffers, slices; // where there is something to use them for
+};
+void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const struct choice *c);
+
+// Two slots, two gradient buffers, and slices that latency allows; lean: one of each of the former.
+struct choice search_usual(const struct search *s, bool lean);
+
+// All of them, or those that AutoHete's three integers describe.
+void search_auto(struct search *s);
+void search_autohete(struct search *s);
+
+// The least over all choices that fit of the busiest lane's total.
+double search_bound(struct search *s);
+
+// plan_choose: the result is in s->best.
+int search_policy(struct search *s, const char *policy);
+
+#endif
