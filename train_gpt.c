@@ -1,4 +1,5 @@
-// train_gpt.c - trains a GPT on token shards: flags -> model -> device -> session -> training loop.
+// train_gpt.c - trains a GPT on token shards: flags -> model -> plan -> device -> session ->
+// training loop.
 //
 // This file only puts the parts together. What is computed is in kernels/, where and when it runs
 // in hete/, what crosses the disk in data/. It builds a session and steps it; it calls no layer.
@@ -11,8 +12,11 @@
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "hete/generate.h"
+#include "hete/prepare.h"
 #include "hete/recipe.h"
+#include "hete/report.h"
 #include "hete/session.h"
+#include "hete/trace.h"
 #include "kernels/bf16.h"
 #include "kernels/gpt.h"
 
@@ -28,11 +32,20 @@
 // A run stops when this many updates in a row were skipped because the norm was not finite.
 #define MAX_BAD_STEPS 10
 
+// A step between its start and its end.
+struct asked {
+    struct run *run;
+    double lr, loss_z, norm_z;
+    bool skip;
+};
+
 struct run {
     struct options o;
     FILE *say; // for people: stdout, or stderr when stdout carries JSON
     struct gpt gpt;
-    struct device *dev;
+    struct prepared prepared; // the plan; if `planned`, also what it was made from
+    bool planned;
+    struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
     struct tokenizer *tokenizer; // NULL: tokens are printed as numbers
     struct loader *train, *val;  // val may be NULL
@@ -42,9 +55,17 @@ struct run {
     struct state_file resumed; // fd -1: not a resumed run
     size_t B, T, micro_batches;
     uint64_t step, steps; // done, and of the whole run
-    uint64_t updates;     // done by Adam: skipped ones do not count
-    size_t bad_steps;     // in a row
-    bool damaged;         // the parameters hold values that are not finite: not worth saving
+    uint64_t started;     // steps; at most one more than done, for a while two
+    struct asked asked[2];
+    double finished_ms;       // when the last step was
+    struct measured measured; // of the last steps; if has_measured
+    bool has_measured;
+    struct timing *timings; // of kept_steps steps from kept_first on
+    size_t kept_steps;
+    uint64_t kept_first;
+    uint64_t updates; // done by Adam: skipped ones do not count
+    size_t bad_steps; // in a row
+    bool damaged;     // the parameters hold values that are not finite: not worth saving
     struct outlier loss_window, norm_window;
     double peak_flops;
     int32_t *tokens, *targets; // of one step
@@ -477,9 +498,20 @@ static int choose_batch(struct run *run, struct error *err)
                          "that, or a model with a larger --max-seq",
                          (long long)o->seq, (long long)o->max_seq);
     }
-    int64_t micro = o->micro_batch * o->seq;
+    bool choose = o->micro_batch == OPTION_AUTO; // the planner will
+    if (choose && o->total_batch == OPTION_AUTO) {
+        return error_set(err, STATUS_USAGE,
+                         "--micro-batch auto: give --total-batch, the tokens of a step, which it "
+                         "is to divide");
+    }
+    int64_t micro = choose ? o->seq : o->micro_batch * o->seq;
     if (o->total_batch == OPTION_AUTO) {
         o->total_batch = micro;
+    }
+    if (o->total_batch % micro != 0 && choose) {
+        return error_set(err, STATUS_USAGE,
+                         "--total-batch %lld is not a multiple of --seq %lld tokens",
+                         (long long)o->total_batch, (long long)o->seq);
     }
     if (o->total_batch % micro != 0) {
         return error_set(err, STATUS_USAGE,
@@ -488,9 +520,9 @@ static int choose_batch(struct run *run, struct error *err)
                          (long long)o->total_batch, (long long)o->micro_batch, (long long)o->seq,
                          (long long)micro);
     }
-    run->B = (size_t)o->micro_batch;
+    run->B = choose ? 0 : (size_t)o->micro_batch;
     run->T = (size_t)o->seq;
-    run->micro_batches = (size_t)(o->total_batch / micro);
+    run->micro_batches = choose ? 0 : (size_t)(o->total_batch / micro);
     return STATUS_OK;
 }
 
@@ -534,7 +566,7 @@ static int open_data(struct run *run, struct error *err)
     if (o->eval[0] && evalset_open(&run->evalset, o->eval, run->T, vocab, err)) {
         return err->status;
     }
-    uint64_t rows = run->B * run->micro_batches;
+    uint64_t rows = (uint64_t)(o->total_batch / o->seq);
     if (o->steps == OPTION_AUTO) {
         o->steps = (int64_t)(loader_rows(run->train) / rows);
         if (o->steps == 0) {
@@ -549,9 +581,9 @@ static int open_data(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
-static int open_device(struct run *run, struct error *err)
+static struct device_config device_config(const struct run *run)
 {
-    struct device_config config = {
+    return (struct device_config){
         .kind = options_choice(&run->o, "device"),
         .dtype = run->o.dtype == CHOICE_BF16 ? DTYPE_BF16 : DTYPE_FP32,
         .threads = (int)run->o.threads,
@@ -559,7 +591,14 @@ static int open_device(struct run *run, struct error *err)
         .max_seq = run->gpt.config.max_seq,
         .padded_vocab = gpt_padded_vocab(&run->gpt.config),
     };
-    if (device_open(&run->dev, &config, err)) {
+}
+
+static int open_device(struct run *run, const struct device_config *config, struct error *err)
+{
+    struct device_config host = device_config(run);
+    host.threads = (int)run->o.host_threads;
+    if (device_open(&run->dev, config, err) ||
+        (run->planned && device_open(&run->host, &host, err))) {
         return err->status;
     }
     fprintf(run->say, "device: %s, %s\n", run->dev->summary, options_choice(&run->o, "dtype"));
@@ -579,6 +618,133 @@ static int open_session(struct run *run, const struct session_config *config, st
         return error_set(err, STATUS_FAIL, "no memory for a batch of %zu tokens", tokens);
     }
     return session_open(&run->session, run->dev, &run->gpt.model, config, err);
+}
+
+// ---- start: the plan ----------------------------------------------------------------------------
+
+// Where measured costs are kept: the user's cache directory. "": nowhere.
+static void cache_directory(char *out, size_t size)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = cache && *cache ? snprintf(out, size, "%s/train_gpt", cache)
+            : home && *home ? snprintf(out, size, "%s/.cache/train_gpt", home)
+                            : 0;
+    if (n <= 0 || (size_t)n >= size) {
+        out[0] = 0;
+    }
+}
+
+// Without any of these nothing is planned: everything is on a device that has no cap.
+static bool wants_plan(const struct options *o)
+{
+    return o->device_memory != OPTION_AUTO || o->machine[0] || o->emulate[0] || o->plan[0] ||
+           options_given(o, "policy") || o->save_plan[0] || o->micro_batch == OPTION_AUTO ||
+           o->report > 0 || o->trace[0] || o->timeline[0] || o->plan_only;
+}
+
+static size_t bytes_given(int64_t bytes)
+{
+    return bytes == OPTION_AUTO ? 0 : (size_t)bytes;
+}
+
+static int prepare_run(struct run *run, struct policy_result **policies, size_t *n,
+                       struct error *err)
+{
+    const struct options *o = &run->o;
+    struct gpt_config one = run->gpt.config;
+    static struct gpt one_block;
+    char identity[128], cache[PATH_MAX];
+    one.layers = 1;
+    gpt_open(&one_block, &one);
+    cache_directory(cache, sizeof cache);
+    snprintf(identity, sizeof identity, "gpt C%zu heads %zu vocab %zu positions %zu rows %zu",
+             one.hidden, one.heads, one.vocab, one.max_seq, one.head_rows);
+    struct prepare_config config = {
+        .model = &run->gpt.model,
+        .one_block = &one_block.model,
+        .device = device_config(run),
+        .host_threads = (int)o->host_threads,
+        .B = run->B,
+        .T = run->T,
+        .rows = (size_t)(o->total_batch / o->seq),
+        .hold_updates = o->clip > 0 || !o->no_guard || o->skip_loss_z > 0 || o->skip_norm_z > 0,
+        .device_memory = bytes_given(o->device_memory),
+        .host_memory = bytes_given(o->host_memory),
+        .pinned_memory = bytes_given(o->pinned_memory),
+        .link_gb_per_s = o->link_gb_per_s,
+        .machine = o->machine,
+        .emulate = o->emulate,
+        .policy = o->policy,
+        .plan = o->plan,
+        .gpus = (size_t)o->gpus,
+        .cache = cache[0] ? cache : NULL,
+        .identity = identity,
+    };
+    if (policies) {
+        return prepare_policies(&run->prepared, policies, n, &config, err);
+    }
+    run->planned = wants_plan(o);
+    return run->planned ? prepare(&run->prepared, &config, err)
+                        : prepare_resident(&run->prepared, &config, err);
+}
+
+static int make_plan(struct run *run, struct error *err)
+{
+    struct prepared *p = &run->prepared;
+    if (prepare_run(run, NULL, NULL, err)) {
+        return err->status;
+    }
+    run->B = p->plan.B;
+    run->micro_batches = p->plan.micro_batches;
+    run->o.micro_batch = (int64_t)run->B;
+    if (run->o.save_plan[0] && plan_write(&p->plan, run->o.save_plan, err)) {
+        return err->status;
+    }
+    return STATUS_OK;
+}
+
+static int print_plan(struct run *run, struct error *err)
+{
+    const struct prepared *p = &run->prepared;
+    if (!run->planned) {
+        return STATUS_OK;
+    }
+    fprintf(run->say, "costs: %s%s\n", p->machine,
+            p->cached     ? ", measured earlier"
+            : p->measured ? ", measured"
+                          : ", from its file");
+    if (run->o.emulate[0]) {
+        fprintf(run->say, "slow motion: a second of %s takes %.1f s here\n", p->machine,
+                p->slow_motion);
+    }
+    return report_plan(run->say, &p->plan, &p->problem, err);
+}
+
+static int run_plan_only(struct run *run, struct error *err)
+{
+    struct policy_result *results;
+    char name[96];
+    size_t n;
+    if (choose_model(run, err) || choose_batch(run, err) || prepare_run(run, &results, &n, err)) {
+        return err->status;
+    }
+    const struct gpt_config *c = &run->gpt.config;
+    snprintf(name, sizeof name, "%zu layers x %zu channels, %.3g parameters", c->layers, c->hidden,
+             (double)gpt_params(c));
+    struct report_subject subject = {
+        .model = name,
+        .machine = run->prepared.machine,
+        .problem = &run->prepared.problem,
+        .flops = gpt_flops_per_token(c, run->T) * (double)run->o.total_batch,
+    };
+    int status = STATUS_OK;
+    if (run->o.format == FORMAT_JSON) {
+        status = report_policies_json(stdout, &subject, results, n, err);
+    } else {
+        report_policies(stdout, &subject, results, n);
+    }
+    free(results);
+    return status;
 }
 
 static void print_model(const struct run *run)
@@ -770,7 +936,11 @@ static int run_generate(struct run *run, struct error *err)
                          "--generate needs a trained --model FILE (model_*.bin), not %s", o->model);
     }
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
-        check_prompt(run, err) || open_device(run, err)) {
+        check_prompt(run, err)) {
+        return err->status;
+    }
+    struct device_config device = device_config(run);
+    if (open_device(run, &device, err)) {
         return err->status;
     }
     print_model(run);
@@ -853,20 +1023,17 @@ static int evaluate(struct run *run, struct error *err)
 
 // ---- training -----------------------------------------------------------------------------------
 
-// Asked between backward and update. The windows see every step, also those that are skipped.
+// Asked between backward and update, perhaps on another thread. The windows see every step, also
+// those that are skipped.
 static bool accept_update(void *ctx, double loss, double norm)
 {
-    struct run *run = ctx;
-    double loss_z = outlier_add(&run->loss_window, loss);
-    double norm_z = outlier_add(&run->norm_window, norm);
-    bool skip = (run->o.skip_loss_z > 0 && loss_z > run->o.skip_loss_z) ||
-                (run->o.skip_norm_z > 0 && norm_z > run->o.skip_norm_z);
-    if (skip) {
-        log_clear_bar(&run->log);
-        fprintf(run->say, "step %llu skipped: z-score of loss %.2f, of norm %.2f\n",
-                (unsigned long long)run->step + 1, loss_z, norm_z);
-    }
-    return !skip;
+    struct asked *a = ctx;
+    const struct options *o = &a->run->o;
+    a->loss_z = outlier_add(&a->run->loss_window, loss);
+    a->norm_z = outlier_add(&a->run->norm_window, norm);
+    a->skip = (o->skip_loss_z > 0 && a->loss_z > o->skip_loss_z) ||
+              (o->skip_norm_z > 0 && a->norm_z > o->skip_norm_z);
+    return !a->skip;
 }
 
 // On an error the data stays where it was, so that a checkpoint is still right.
@@ -908,7 +1075,8 @@ static int report_nonfinite(struct run *run, const struct session_result *r, str
     return STATUS_OK;
 }
 
-static int train_step(struct run *run, struct error *err)
+// The step has begun when this returns; it may still have to wait for the one before.
+static int start_step(struct run *run, struct error *err)
 {
     const struct options *o = &run->o;
     struct lr_schedule schedule = {.shape = (enum lr_shape)o->schedule,
@@ -916,8 +1084,10 @@ static int train_step(struct run *run, struct error *err)
                                    .final = o->lr_final,
                                    .warmup = (uint64_t)o->warmup,
                                    .steps = run->steps};
+    struct asked *asked = run->asked + run->started % 2;
+    *asked = (struct asked){.run = run, .lr = lr_at(&schedule, run->started)};
     struct session_update update = {
-        .lr = lr_at(&schedule, run->step),
+        .lr = asked->lr,
         .beta1 = o->beta1,
         .beta2 = o->beta2,
         .eps = o->eps,
@@ -926,16 +1096,38 @@ static int train_step(struct run *run, struct error *err)
         .guard = !o->no_guard,
         .step = run->updates,
         .accept = accept_update,
-        .ctx = run,
+        .ctx = asked,
     };
-    struct session_result r;
-    double start = now_ms();
+    if (session_in_flight(run->session) == 0) {
+        run->finished_ms = now_ms();
+    }
     if (next_batch(run, err)) {
         return err->status;
     }
-    session_step(run->session, run->tokens, run->targets, &update, &r);
-    double ms = now_ms() - start, tokens = (double)o->total_batch;
+    session_start(run->session, run->tokens, run->targets, &update);
+    run->started++;
+    return STATUS_OK;
+}
+
+static int finish_step(struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    const struct asked *asked = run->asked + run->step % 2;
+    struct session_result r;
+    session_finish(run->session, &r);
+    if (session_error(run->session)->status) {
+        *err = *session_error(run->session);
+        run->damaged = true; // a step was cut off somewhere
+        return err->status;
+    }
+    double ms = now_ms() - run->finished_ms, tokens = (double)o->total_batch;
+    run->finished_ms += ms;
     run->updates += r.updated;
+    if (asked->skip) {
+        log_clear_bar(&run->log);
+        fprintf(run->say, "step %llu skipped: z-score of loss %.2f, of norm %.2f\n",
+                (unsigned long long)run->step + 1, asked->loss_z, asked->norm_z);
+    }
     if (isfinite(r.loss) && isfinite(r.norm)) {
         run->bad_steps = 0;
     } else if (report_nonfinite(run, &r, err)) {
@@ -946,7 +1138,7 @@ static int train_step(struct run *run, struct error *err)
         .tokens = (run->step + 1) * (uint64_t)o->total_batch,
         .loss = r.loss,
         .norm = r.norm,
-        .lr = update.lr,
+        .lr = asked->lr,
         .ms = ms,
         .mfu =
             gpt_flops_per_token(&run->gpt.config, run->T) * tokens / (ms * 1e-3) / run->peak_flops,
@@ -957,14 +1149,102 @@ static int train_step(struct run *run, struct error *err)
     return log_train(&run->log, &line, err);
 }
 
+static bool due_at(const struct run *run, int64_t every, uint64_t step)
+{
+    return every > 0 && (step % (uint64_t)every == 0 || step == run->steps);
+}
+
 static bool due(const struct run *run, int64_t every)
 {
-    return every > 0 && (run->step % (uint64_t)every == 0 || run->step == run->steps);
+    return due_at(run, every, run->step);
+}
+
+// After so many steps, is there anything to do but the next one?
+static bool pauses(const struct run *run, uint64_t step)
+{
+    const struct options *o = &run->o;
+    return step >= run->steps || (o->out[0] && due_at(run, o->checkpoint_every, step)) ||
+           ((run->val || run->evalset) && due_at(run, o->val_every, step)) ||
+           (o->sample_tokens > 0 && due_at(run, o->sample_every, step)) ||
+           due_at(run, o->report, step);
+}
+
+// Finishes the oldest step. The next one is under way by then, unless something comes between or
+// its data cannot be had: in that case the error shows when its turn has come.
+static int train_step(struct run *run, struct error *err)
+{
+    struct error later;
+    if (session_in_flight(run->session) == 0 && start_step(run, err)) {
+        return err->status;
+    }
+    if (session_in_flight(run->session) == 1 && !pauses(run, run->started) && !stop_signal) {
+        (void)start_step(run, &later);
+    }
+    return finish_step(run, err);
+}
+
+// Keeps the times of the last steps before something else runs on the lanes.
+static void keep_times(struct run *run)
+{
+    size_t steps;
+    uint64_t first;
+    if (!run->planned || !session_measure(run->session, &run->measured)) {
+        return;
+    }
+    run->has_measured = true;
+    steps = session_timings(run->session, run->timings, EXECUTE_KEPT_STEPS, &first);
+    run->kept_steps = run->timings ? steps : 0;
+    run->kept_first = run->step - steps;
+}
+
+static void report_times(struct run *run)
+{
+    if (run->has_measured) {
+        log_clear_bar(&run->log);
+        report_measured(run->say, &run->prepared.prediction, &run->measured);
+    }
+}
+
+// Steps of a picture: a steady one between its neighbours, and one to get there.
+#define PICTURE_STEPS ((size_t)4)
+
+// The schedule as it was predicted and as it was measured, as a trace and as a picture.
+static int write_pictures(struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    const struct graph *g = session_graph(run->session);
+    size_t steps = run->kept_steps < PICTURE_STEPS ? run->kept_steps : PICTURE_STEPS;
+    struct timing *predicted = malloc((PICTURE_STEPS * g->n_ops + 1) * sizeof *predicted);
+    if (!predicted) {
+        return error_set(err, STATUS_FAIL, "no memory for a picture of %zu operations", g->n_ops);
+    }
+    int status = prepared_schedule(&run->prepared, g, predicted, PICTURE_STEPS, err);
+    struct schedule schedules[] = {
+        {.title = "predicted", .graph = g, .timings = predicted, .steps = PICTURE_STEPS},
+        {.title = "measured",
+         .graph = g,
+         .timings = run->timings + (run->kept_steps - steps) * g->n_ops,
+         .steps = steps,
+         .first_step = run->kept_first + run->kept_steps - steps},
+    };
+    size_t n = steps ? 2 : 1;
+    if (!status && o->trace[0]) {
+        status = trace_write(o->trace, schedules, n, err);
+    }
+    if (!status && o->timeline[0]) {
+        status = timeline_write(o->timeline, schedules, n, err);
+    }
+    free(predicted);
+    return status;
 }
 
 static int between_steps(struct run *run, struct error *err)
 {
     const struct options *o = &run->o;
+    keep_times(run);
+    if (run->step > 0 && due(run, o->report) && run->step < run->steps) {
+        report_times(run);
+    }
     if (stop_signal) {
         return STATUS_OK;
     }
@@ -999,7 +1279,12 @@ static int train(struct run *run, struct error *err)
 {
     uint64_t saved = run->step;
     int status = STATUS_OK;
+    run->started = run->step;
     while (status == STATUS_OK) {
+        if (session_in_flight(run->session) > 0) {
+            status = train_step(run, err);
+            continue;
+        }
         bool stop = run->step >= run->steps || stop_signal;
         if (run->o.out[0] && run->step > saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
@@ -1029,6 +1314,16 @@ static int train(struct run *run, struct error *err)
     return status;
 }
 
+// Times are kept for reports and pictures: room for them is taken before the first step.
+static int keep_room_for_times(struct run *run, struct error *err)
+{
+    size_t n = session_graph(run->session)->n_ops * EXECUTE_KEPT_STEPS;
+    run->timings = run->planned ? malloc((n + 1) * sizeof *run->timings) : NULL;
+    return run->planned && !run->timings
+               ? error_set(err, STATUS_FAIL, "no memory for the times of %zu operations", n)
+               : STATUS_OK;
+}
+
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
@@ -1038,16 +1333,30 @@ static int run_training(struct run *run, struct error *err)
     guess_val(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
         choose_batch(run, err) || check_prompt(run, err) || open_data(run, err) ||
-        check_room(run, err) || open_device(run, err)) {
+        check_room(run, err) || make_plan(run, err) ||
+        open_device(run, &run->prepared.device, err)) {
         return err->status;
     }
     print_model(run);
     struct session_config config = {
-        .B = run->B, .T = run->T, .micro_batches = run->micro_batches, .train = true};
-    if (open_session(run, &config, err)) {
+        .B = run->B,
+        .T = run->T,
+        .micro_batches = run->micro_batches,
+        .train = true,
+        .plan = &run->prepared.plan,
+        .host = run->host,
+        .budget = run->prepared.problem.budget,
+        .chaos = (uint64_t)o->chaos,
+        .pace = o->emulate[0] ? &run->prepared.costs : NULL,
+        .lanes = run->planned,
+    };
+    if (open_session(run, &config, err) || keep_room_for_times(run, err)) {
         return err->status;
     }
     print_run(run);
+    if (print_plan(run, err)) {
+        return err->status;
+    }
     if (run->resumed.fd >= 0 && run->resumed.step >= run->steps) {
         fprintf(run->say, "resume: step %llu of %llu is done already; --steps N goes on\n",
                 (unsigned long long)run->resumed.step, (unsigned long long)run->steps);
@@ -1062,6 +1371,10 @@ static int run_training(struct run *run, struct error *err)
     fprintf(run->say, "matrix products: %.1f GFLOP/s (MFU is held against this)\n",
             run->peak_flops / 1e9);
     status = train(run, err);
+    if (status == STATUS_OK && run->planned) {
+        report_times(run);
+        status = o->trace[0] || o->timeline[0] ? write_pictures(run, err) : status;
+    }
     struct error closing;
     int closed = log_close(&run->log, &closing);
     if (status == STATUS_OK && closed) {
@@ -1077,6 +1390,10 @@ static void close_run(struct run *run)
     if (run->dev) {
         device_close(run->dev);
     }
+    if (run->host) {
+        device_close(run->host);
+    }
+    free(run->timings);
     if (run->train) {
         loader_close(run->train);
     }
@@ -1128,13 +1445,15 @@ int main(int argc, char **argv)
         puts("train_gpt " VERSION);
         return STATUS_OK;
     }
-    run.say = run.o.log_json || run.o.generate ? stderr : stdout;
+    run.say = run.o.log_json || run.o.generate || run.o.plan_only ? stderr : stdout;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 0; i < run.o.note_count; i++) {
         fprintf(run.say, "note: %s\n", run.o.notes[i]);
     }
     catch_signals();
-    int status = run.o.generate ? run_generate(&run, &err) : run_training(&run, &err);
+    int status = run.o.plan_only  ? run_plan_only(&run, &err)
+                 : run.o.generate ? run_generate(&run, &err)
+                                  : run_training(&run, &err);
     if (status) {
         fprintf(stderr, "train_gpt: %s\n", err.text);
     }

@@ -40,7 +40,7 @@ enum {
     OPTIONS_SAVED_MAX = 65536 // bytes of all saved values as text
 };
 
-enum schedule { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
+enum schedule_choice { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 enum device_choice { DEVICE_AUTO, DEVICE_CPU };
 enum dtype_choice { CHOICE_FP32, CHOICE_BF16 };
 enum format_choice { FORMAT_TEXT, FORMAT_JSON };
@@ -58,7 +58,7 @@ struct options {
     // optimizer
     double lr, lr_final; // lr_final: fraction of lr at the end
     int64_t warmup;      // steps
-    int schedule;        // enum schedule
+    int schedule;        // enum schedule_choice
     double weight_decay, beta1, beta2, eps;
     double clip;                     // 0: none
     bool no_guard;                   // update even if the norm is not finite

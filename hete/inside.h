@@ -44,10 +44,13 @@ struct session {
     uint64_t made, reported;    // updates: of all steps, of those finished
     bool held;
     struct error error;
-    double *host_norms;   // one per unit
-    void *host_logits;    // Vp, in the device's dtype
-    struct stamp *newest; // by unit: the version that the host has
-    struct stamp *here;   // by unit: that its place on the device has
+    double *pace;           // by operation of the training step; NULL: not paced
+    double *work;           // costs_of_graph of the training step; NULL without training
+    struct timing *timings; // room for EXECUTE_KEPT_STEPS steps; NULL where they run serially
+    double *host_norms;     // one per unit
+    void *host_logits;      // Vp, in the device's dtype
+    struct stamp *newest;   // by unit: the version that the host has
+    struct stamp *here;     // by unit: that its place on the device has
     struct stamp slot[PLAN_SLOTS_MAX];
     int32_t token;
     size_t pos;

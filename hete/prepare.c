@@ -316,6 +316,25 @@ int prepare(struct prepared *out, const struct prepare_config *config, struct er
     return config->B ? choose(&x, config->B, err) : choose_rows(&x, err);
 }
 
+int prepare_resident(struct prepared *out, const struct prepare_config *config, struct error *err)
+{
+    struct context x = {.config = config, .out = out};
+    *out = (struct prepared){.slow_motion = 1};
+    struct plan_problem *p = &out->problem;
+    p->model = config->model;
+    p->dtype = config->device.dtype;
+    p->B = config->B;
+    p->T = config->T;
+    p->micro_batches = config->rows / config->B;
+    p->hold_updates = config->hold_updates;
+    p->costs = &out->costs;
+    set_budget(&x);
+    set_link(&x);
+    plan_resident(&out->plan, p->model, p->B, p->T, p->micro_batches, p->hold_updates);
+    return real_budget(&p->budget, config, err) || plan_check(&out->plan, p, err) ? err->status
+                                                                                  : STATUS_OK;
+}
+
 static int try_policy(struct context *x, struct policy_result *r, const char *policy, size_t B,
                       struct error *err)
 {
@@ -377,4 +396,22 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
     *results = list;
     *n = count;
     return STATUS_OK;
+}
+
+int prepared_schedule(const struct prepared *p, const struct graph *graph, struct timing *timings,
+                      size_t steps, struct error *err)
+{
+    const struct plan_problem *q = &p->problem;
+    struct step_shape shape;
+    double *work = malloc((graph->n_ops + 1) * sizeof *work);
+    if (!work) {
+        return error_set(err, STATUS_FAIL, "no memory to simulate %zu operations", graph->n_ops);
+    }
+    step_shape(&shape, q->model, q->dtype, q->B, q->T, q->micro_batches, true);
+    costs_of_graph(&p->costs, &shape, &p->plan, graph, work);
+    struct simulation simulation = {
+        .graph = graph, .work = work, .link = p->costs.link, .fifo = p->plan.fifo, .steps = steps};
+    int status = simulate(&simulation, timings, err);
+    free(work);
+    return status;
 }

@@ -42,10 +42,18 @@ struct prepared {
 // file cannot be read.
 int prepare(struct prepared *out, const struct prepare_config *config, struct error *err);
 
+// Everything on a device without a cap, and nothing measured. STATUS_FAIL: more than this machine's
+// memory (by how much).
+int prepare_resident(struct prepared *out, const struct prepare_config *config, struct error *err);
+
 // Every policy's best plan, without a device being opened unless costs have to be measured. The
 // caller frees *results; out->problem is that of the last micro-batch that was tried.
 int prepare_policies(struct prepared *out, struct policy_result **results, size_t *n,
                      const struct prepare_config *config, struct error *err);
+
+// Times of steps of the plan's training graph, as they are predicted: timings[steps * n_ops].
+int prepared_schedule(const struct prepared *p, const struct graph *graph, struct timing *timings,
+                      size_t steps, struct error *err);
 
 // Bytes that this process may still take: of the system and of its cgroup, whichever is less.
 size_t host_memory_free(void);

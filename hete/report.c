@@ -203,7 +203,7 @@ static int make_table(struct table *t, const struct plan *plan, const struct pla
     int status = layout_make(&layout, &shape, plan, problem->budget.pinned, err);
     status = status ? status : step_build(&g, &shape, plan, STEP_TRAIN, err);
     if (!status && !failed && (work = malloc((g.n_ops + 1) * sizeof *work))) {
-        costs_of_graph(problem->costs, &shape, &g, work);
+        costs_of_graph(problem->costs, &shape, plan, &g, work);
         add_times(t, problem, &g, work);
     }
     if (!status && (failed || !work || !add_bytes(t, &layout, &g))) {

@@ -4,7 +4,7 @@
 #define HETE_REPORT_H
 
 #include "hete/plan.h"
-#include "hete/simulate.h"
+#include "hete/session.h"
 
 #include <stdio.h>
 
@@ -38,15 +38,6 @@ int report_policies_json(FILE *out, const struct report_subject *subject,
                          const struct policy_result *results, size_t n, struct error *err);
 
 // Predicted and measured step time, busy and exposed time per lane, GB/s of copies and of Adam.
-struct measured {
-    struct lane_times times;
-    double bytes_in, bytes_out; // copied per step
-    double host_adam_params;    // per step
-    uint64_t pageable_copies;
-    uint64_t late, paced; // paced operations
-    int host_threads;
-    const char *isa;
-};
 void report_measured(FILE *out, const struct prediction *predicted,
                      const struct measured *measured);
 

@@ -31,7 +31,7 @@ static void load(struct session *s, const struct graph *g)
     s->loaded = g;
     s->runs = 0;
     if (s->lanes) {
-        const double *pace = g == &s->step ? s->config.pace : NULL;
+        const double *pace = g == &s->step ? s->pace : NULL;
         execute_load(s->lanes, g, s->plan.fifo && g == &s->step, pace, &s->error);
     }
 }
@@ -162,12 +162,29 @@ size_t session_timings(const struct session *s, struct timing *timings, size_t s
     return s->lanes && s->loaded == &s->step ? execute_timings(s->lanes, timings, steps, first) : 0;
 }
 
-void session_late(const struct session *s, uint64_t *late, uint64_t *paced)
+bool session_measure(struct session *s, struct measured *out)
 {
-    *late = *paced = 0;
-    if (s->lanes) {
-        execute_late(s->lanes, late, paced);
+    uint64_t first;
+    size_t steps = session_timings(s, s->timings, EXECUTE_KEPT_STEPS, &first);
+    if (steps < 3) {
+        return false;
     }
+    *out = (struct measured){.pageable_copies = device_pageable_copies(s->dev),
+                             .host_threads = s->host ? s->host->threads : 0,
+                             .isa = s->dev->isa};
+    lane_times(&out->times, &s->step, s->timings, 1, steps);
+    execute_late(s->lanes, &out->late, &out->paced);
+    for (size_t i = 0; i < s->step.n_ops; i++) {
+        const struct op *op = s->step.ops + i;
+        size_t elems, ignored;
+        out->bytes_in += op->lane == LANE_COPY_IN ? s->work[i] : 0;
+        out->bytes_out += op->lane == LANE_COPY_OUT ? s->work[i] : 0;
+        if (op->kind == OP_HOST_ADAM) {
+            elems = step_slice(&s->shape, &s->plan, op->unit, op->slice, &ignored);
+            out->host_adam_params += (double)elems;
+        }
+    }
+    return true;
 }
 
 // ---- opening ------------------------------------------------------------------------------------
@@ -255,7 +272,34 @@ static bool needs_lanes(const struct session *s)
     for (size_t u = 0; u < s->model->units; u++) {
         any_host |= on_host(s, u);
     }
-    return any_host || s->dev->emulated || s->config.chaos || s->config.pace;
+    return any_host || s->dev->emulated || s->config.chaos || s->config.pace || s->config.lanes;
+}
+
+static int open_lanes(struct session *s, struct error *err)
+{
+    struct execute_config lanes = {.run = run_op,
+                                   .ctx = s,
+                                   .watchdog_s = s->config.watchdog_s,
+                                   .chaos = s->config.chaos,
+                                   .poison = poison};
+    size_t n = s->step.n_ops;
+    if (!needs_lanes(s)) {
+        return STATUS_OK;
+    }
+    s->timings = malloc((EXECUTE_KEPT_STEPS * n + 1) * sizeof *s->timings);
+    s->work = calloc(n + 1, sizeof *s->work);
+    s->pace = s->config.pace ? calloc(n + 1, sizeof *s->pace) : NULL;
+    if (!s->timings || !s->work || (s->config.pace && !s->pace)) {
+        return error_set(err, STATUS_FAIL, "no memory for the times of %zu operations", n);
+    }
+    static const struct costs nothing;
+    costs_of_graph(s->config.pace ? s->config.pace : &nothing, &s->shape, &s->plan, &s->step,
+                   s->work);
+    for (size_t i = 0; s->pace && i < n; i++) {
+        enum lane lane = (enum lane)s->step.ops[i].lane;
+        s->pace[i] = lane == LANE_COMPUTE || lane == LANE_HOST ? s->work[i] : 0;
+    }
+    return execute_open(&s->lanes, &lanes, err);
 }
 
 static int open_session(struct session *s, struct error *err)
@@ -281,9 +325,7 @@ static int open_session(struct session *s, struct error *err)
         check_layout(&s->layout, err) || build(s, err) || take_arenas(s, err)) {
         return err->status;
     }
-    struct execute_config lanes = {
-        .run = run_op, .ctx = s, .watchdog_s = c->watchdog_s, .chaos = c->chaos, .poison = poison};
-    return needs_lanes(s) ? execute_open(&s->lanes, &lanes, err) : STATUS_OK;
+    return open_lanes(s, err);
 }
 
 int session_open(struct session **out, struct device *dev, const struct model *model,
@@ -324,6 +366,9 @@ void session_close(struct session *s)
     graph_free(&s->loss);
     graph_free(&s->decode);
     layout_free(&s->layout);
+    free(s->pace);
+    free(s->work);
+    free(s->timings);
     free(s->host_norms);
     free(s->host_logits);
     free(s->newest);

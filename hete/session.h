@@ -5,7 +5,7 @@
 // the layout free of races (check.h). From then on nothing is allocated.
 //
 // Where the plan keeps everything on a device that is no other than the host, steps run serially in
-// program order on the caller's thread. Everywhere else, and with chaos, they run on lanes
+// program order on the caller's thread. Everywhere else, and if asked to, they run on lanes
 // (execute.h), and the next step may be started before the one that runs is finished: only what
 // depends on its results waits.
 #ifndef HETE_SESSION_H
@@ -24,13 +24,15 @@ struct session_config {
     size_t micro_batches; // in a step
     bool train;           // false: no gradients, no moments
     // All of the following may be left out.
-    const struct plan *plan; // NULL: plan_resident, updates held
-    struct device *host;     // plain cpu device of the same dtype for the host lane; needed if the
-                             // plan has an optimizer there
-    struct budget budget;    // of a plan that is given; 0: no limit
-    uint64_t chaos;          // seed of execute.h's chaos; 0: none
-    double watchdog_s;       // of execute.h; 0: its default
-    const double *pace;      // of the operations of a training step (execute_load)
+    const struct plan *plan;  // NULL: plan_resident, updates held
+    struct device *host;      // plain cpu device of the same dtype for the host lane; needed if the
+                              // plan has an optimizer there
+    struct budget budget;     // of a plan that is given; 0: no limit
+    uint64_t chaos;           // seed of execute.h's chaos; 0: none
+    double watchdog_s;        // of execute.h; 0: its default
+    const struct costs *pace; // operations of a training step last at least as long as this says;
+                              // copies go by the device's link
+    bool lanes;               // also where nothing is to overlap: steps are timed
 };
 
 // STATUS_FAIL: no memory for the arenas, a batch beyond any machine's, a plan that is over its
@@ -113,6 +115,18 @@ bool session_find_nonfinite(struct session *s, char *out, size_t size);
 const struct graph *session_graph(const struct session *s);
 size_t session_timings(const struct session *s, struct timing *timings, size_t steps,
                        uint64_t *first);
-void session_late(const struct session *s, uint64_t *late, uint64_t *paced);
+
+// What the last steps took (at least three; fewer are not enough to say: false). Nothing is in
+// flight.
+struct measured {
+    struct lane_times times;
+    double bytes_in, bytes_out; // copied per step
+    double host_adam_params;    // per step
+    uint64_t pageable_copies;   // since the session was opened
+    uint64_t late, paced;       // operations that ended later than their pace; all that had one
+    int host_threads;
+    const char *isa;
+};
+bool session_measure(struct session *s, struct measured *out);
 
 #endif

@@ -62,6 +62,7 @@ struct device {
     enum dtype dtype;
     const struct layers *layers; // what it can compute (layers.h)
     int threads;                 // CPU threads that compute
+    const char *isa;             // instruction set of what is computed on the CPU
     size_t workspace_bytes;      // held by the device itself, outside the arena
     size_t memory;               // bytes an arena can have; SIZE_MAX: what the host has
     bool emulated;               // has memory of its own, and lanes worth running at the same time

@@ -164,6 +164,7 @@ int device_open(struct device **out, const struct device_config *config, struct 
     dev->dtype = config->dtype;
     dev->memory = SIZE_MAX;
     dev->layers = cpu_layers(config->dtype, isa);
+    dev->isa = isa_name(isa);
     choose_threads(dev, config->threads);
     char blas[96], processor[96];
     if (choose_sgemm(cpu, isa, blas, sizeof blas, err)) {
