@@ -85,7 +85,7 @@ int plan_predict(struct prediction *out, const struct plan *plan,
 // The least over all plans that fit of the busiest lane's total: no scheduler can be faster.
 double plan_bound(const struct plan_problem *problem);
 
-// A small text file (README or docs/FORMATS describe it). Reading refuses unknown fields, missing
+// A small text file (hete/FORMATS.md describes it). Reading refuses unknown fields, missing
 // ones and values out of range, by line.
 int plan_write(const struct plan *plan, const char *path, struct error *err);
 int plan_read(struct plan *plan, const char *path, struct error *err);

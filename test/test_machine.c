@@ -153,6 +153,25 @@ static void the_machines_that_come_along_are_read(void **state)
     }
 }
 
+static void the_documentation_names_every_field(void **state)
+{
+    (void)state;
+    if (access("hete/FORMATS.md", R_OK) != 0) {
+        fprintf(stderr, "skip: hete/FORMATS.md is not in the working folder\n");
+        skip();
+    }
+    size_t bytes;
+    char *formats = scratch_read("./hete/FORMATS.md", &bytes);
+    for (const char *line = strchr(text, '\n') + 1; *line; line = strchr(line, '\n') + 1) {
+        char name[64];
+        snprintf(name, sizeof name, "`%.*s`", (int)strcspn(line, " "), line);
+        if (!strstr(formats, name)) {
+            fail_msg("hete/FORMATS.md does not name %s", name);
+        }
+    }
+    free(formats);
+}
+
 // ---- costs of a model ---------------------------------------------------------------------------
 
 static void open_gpt(struct gpt *gpt, size_t layers, size_t n)
@@ -345,6 +364,7 @@ int main(void)
         cmocka_unit_test(every_value_reaches_its_field),
         cmocka_unit_test(absurd_machines_are_refused_by_line),
         cmocka_unit_test(the_machines_that_come_along_are_read),
+        cmocka_unit_test(the_documentation_names_every_field),
         cmocka_unit_test(operations_cost_what_their_work_takes),
         cmocka_unit_test(a_miniature_has_the_geometry_of_the_original),
         cmocka_unit_test(what_is_emulated_is_a_file_and_a_scale),

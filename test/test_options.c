@@ -706,37 +706,78 @@ static bool is_option_of_tokenize(const char *source, const char *name, size_t l
     return false;
 }
 
-// Every `--name` in README.md is an option of one of the two programs (or of make or git).
+// The first `--name` in a line from `at` on that is no option of one of the two programs, nor of
+// make or git; NULL: there is none.
+static const char *stranger(const char *line, const char *source)
+{
+    static const char *const others[] = {"recursive", "long"};
+    for (const char *at = line; (at = strstr(at, "--")); at += 2) {
+        const char *name = at + 2;
+        size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-");
+        bool known = (at > line && !strchr(" `(|'\"[/", at[-1])) || !islower((int)*name) ||
+                     is_option(name, n) || is_option_of_tokenize(source, name, n);
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+            known = known || (strlen(others[i]) == n && strncmp(others[i], name, n) == 0);
+        }
+        if (!known) {
+            return at;
+        }
+    }
+    return NULL;
+}
+
 static void documentation_names_only_options_that_exist(void **state)
 {
     (void)state;
     static char source[1 << 17];
-    static const char *const others[] = {"recursive", "long"};
-    FILE *readme = fopen("README.md", "r"), *tokenize = fopen("data/tokenize.c", "r");
-    if (!readme || !tokenize) {
-        fprintf(stderr, "skip: README.md or data/tokenize.c is not in the working folder\n");
+    static const char *const documents[] = {"README.md", "hete/FORMATS.md"};
+    FILE *tokenize = fopen("data/tokenize.c", "r");
+    for (size_t i = 0; i < sizeof documents / sizeof *documents; i++) {
+        FILE *document = fopen(documents[i], "r");
+        if (!document || !tokenize) {
+            fprintf(stderr, "skip: %s or data/tokenize.c is not in the working folder\n",
+                    documents[i]);
+            skip();
+        }
+        if (i == 0) {
+            source[fread(source, 1, sizeof source - 1, tokenize)] = '\0';
+        }
+        char *line = NULL;
+        size_t room = 0;
+        while (getline(&line, &room, document) > 0) {
+            const char *name = stranger(line, source);
+            if (name) {
+                fail_msg("%s names %.30s, which does not exist", documents[i], name);
+            }
+        }
+        free(line);
+        fclose(document);
+    }
+    fclose(tokenize);
+}
+
+static void the_readme_names_every_option(void **state)
+{
+    (void)state;
+    static char text[1 << 17];
+    FILE *readme = fopen("README.md", "r");
+    if (!readme) {
+        fprintf(stderr, "skip: README.md is not in the working folder\n");
         skip();
     }
-    source[fread(source, 1, sizeof source - 1, tokenize)] = '\0';
-    fclose(tokenize);
-    char *line = NULL;
-    size_t room = 0;
-    while (getline(&line, &room, readme) > 0) {
-        for (char *at = line; (at = strstr(at, "--")); at += 2) {
-            char *name = at + 2;
-            size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-");
-            bool known = (at > line && !strchr(" `(|'\"[/", at[-1])) || !islower((int)*name) ||
-                         is_option(name, n) || is_option_of_tokenize(source, name, n);
-            for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-                known = known || (strlen(others[i]) == n && strncmp(others[i], name, n) == 0);
-            }
-            if (!known) {
-                fail_msg("README.md names %.*s, which does not exist", (int)n + 2, at);
+    text[fread(text, 1, sizeof text - 1, readme)] = '\0';
+    fclose(readme);
+    size_t rows;
+    const struct option_row *t = options_table(&rows);
+    for (size_t i = 0; i < rows; i++) {
+        if (t[i].name && strcmp(t[i].name, "version") != 0) {
+            char name[64];
+            snprintf(name, sizeof name, "--%s`", t[i].name);
+            if (!strstr(text, name)) {
+                fail_msg("README.md does not name `%s", name);
             }
         }
     }
-    free(line);
-    fclose(readme);
 }
 
 int main(void)
@@ -766,6 +807,7 @@ int main(void)
         cmocka_unit_test(a_training_state_knows_nothing_of_the_plan),
         cmocka_unit_test(damaged_saved_options_are_refused_and_change_nothing),
         cmocka_unit_test(documentation_names_only_options_that_exist),
+        cmocka_unit_test(the_readme_names_every_option),
     };
     return cmocka_run_group_tests_name("options", tests, NULL, NULL);
 }

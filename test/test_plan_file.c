@@ -230,6 +230,33 @@ static void all_else_is_refused_by_line(void **state)
     assert_null(strchr(err.text, 0x1b));
 }
 
+// The plan in the documentation is one.
+static void the_documented_plan_is_read(void **state)
+{
+    (void)state;
+    FILE *in = fopen("hete/FORMATS.md", "r");
+    if (!in) {
+        fprintf(stderr, "skip: hete/FORMATS.md is not in the working folder\n");
+        skip();
+    }
+    char text[2048], line[512];
+    size_t used = 0;
+    while (fgets(line, sizeof line, in) && strncmp(line, "## Machine", 10) != 0) {
+        if (strncmp(line, "    ", 4) == 0) {
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s", line);
+            assert_true(used < sizeof text);
+        }
+    }
+    fclose(in);
+    struct plan plan;
+    struct error err;
+    if (read_text(&plan, text, used, &err)) {
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(plan.units, 13);
+    assert_true(plan.unit[4].stream && !plan.unit[5].recompute);
+}
+
 // A file with some of its bytes, words or lines changed is refused with a message, or is a plan
 // that could have been written.
 static void mutated_files_do_no_harm(void **state)
@@ -299,6 +326,7 @@ int main(void)
         cmocka_unit_test(what_people_write_is_read),
         cmocka_unit_test(a_written_plan_is_small),
         cmocka_unit_test(all_else_is_refused_by_line),
+        cmocka_unit_test(the_documented_plan_is_read),
         cmocka_unit_test(mutated_files_do_no_harm),
         cmocka_unit_test(a_plan_that_cannot_be_written_says_where),
     };
