@@ -212,9 +212,11 @@ void machine_costs(struct costs *costs, const struct machine *m, const struct st
         const struct unit *unit = model_unit(shape->model, k);
         double params = (double)unit->params;
         for (enum call c = 0; c < CALLS; c++) {
+            struct call_work w = {0, 0};
             if (unit->fn[c]) {
-                struct call_work w =
-                    shape->model->work(shape->model, shape->dtype, c, shape->B, shape->T);
+                w = shape->model->work(shape->model, shape->dtype, c, shape->B, shape->T);
+            }
+            if (w.flops > 0 || w.bytes > 0) {
                 costs->call[c][k] = fmax(w.flops / rate, w.bytes / m->device_rate) + m->launch_s;
             }
         }

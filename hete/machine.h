@@ -31,7 +31,7 @@ int machine_read(struct machine *m, const char *path, struct error *err);
 int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct error *err);
 
 // Times of a model's operations on the machine: matrix FLOP at peak_flops * efficiency, other work
-// by bytes, the larger one of both, and launch_s.
+// by bytes, the larger one of both, and launch_s. 0: a call whose work the model does not tell.
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape);
 
 // Costs as a file. What is read is to the bit what was written. comment: one line, or NULL.

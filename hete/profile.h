@@ -9,9 +9,9 @@
 #include "hete/cost.h"
 
 struct profile_config {
-    struct device_config
-        device;                // a device of the same kind; opened and closed here. Of an emulated
-                               // one the memory is not looked at, beyond whether it is 0.
+    // A device of the same kind; opened and closed here. An emulated one (memory is not 0) gets as
+    // much memory as it takes.
+    struct device_config device;
     int host_threads;          // for work on the host; 0: as many as the process may use
     const struct model *model; // one block: 2 units
     size_t B, T;

@@ -213,6 +213,7 @@ static void operations_cost_what_their_work_takes(void **state)
             assert_near(c.call[CALL_HEAD][0], 6 * BT * h * 49152 / rate + 5e-6, 1e-12);
             assert_near(c.call[CALL_ENCODE][0], 3 * BT * h * e / 500e9 + 5e-6, 1e-12);
             assert_true(c.call[CALL_FORWARD][0] == 0 && c.call[CALL_HEAD][1] == 0);
+            assert_true(c.call[CALL_DECODE][1] == 0 && c.call[CALL_LOGITS][0] == 0);
             assert_near(c.adam[1], P * (24 + g + (e == 2 ? e : 0)) / 500e9 + 5e-6, 1e-12);
             assert_near(c.accumulate[1], P * (8 + e) / 500e9 + 5e-6, 1e-12);
             assert_near(c.norm[1], P * g / 500e9 + 5e-6, 1e-12);
