@@ -45,6 +45,8 @@ struct run {
     struct gpt gpt;
     struct prepared prepared; // the plan; if `planned`, also what it was made from
     bool planned;
+    struct gpt one_block; // what is measured for the plan
+    char identity[128], cache[PATH_MAX];
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
     struct tokenizer *tokenizer; // NULL: tokens are printed as numbers
@@ -647,21 +649,19 @@ static size_t bytes_given(int64_t bytes)
     return bytes == OPTION_AUTO ? 0 : (size_t)bytes;
 }
 
-static int prepare_run(struct run *run, struct policy_result **policies, size_t *n,
-                       struct error *err)
+static struct prepare_config prepare_config(struct run *run)
 {
     const struct options *o = &run->o;
     struct gpt_config one = run->gpt.config;
-    static struct gpt one_block;
-    char identity[128], cache[PATH_MAX];
     one.layers = 1;
-    gpt_open(&one_block, &one);
-    cache_directory(cache, sizeof cache);
-    snprintf(identity, sizeof identity, "gpt C%zu heads %zu vocab %zu positions %zu rows %zu",
-             one.hidden, one.heads, one.vocab, one.max_seq, one.head_rows);
-    struct prepare_config config = {
+    gpt_open(&run->one_block, &one);
+    cache_directory(run->cache, sizeof run->cache);
+    snprintf(run->identity, sizeof run->identity,
+             "gpt C%zu heads %zu vocab %zu positions %zu rows %zu", one.hidden, one.heads,
+             one.vocab, one.max_seq, one.head_rows);
+    return (struct prepare_config){
         .model = &run->gpt.model,
-        .one_block = &one_block.model,
+        .one_block = &run->one_block.model,
         .device = device_config(run),
         .host_threads = (int)o->host_threads,
         .B = run->B,
@@ -677,21 +677,17 @@ static int prepare_run(struct run *run, struct policy_result **policies, size_t 
         .policy = o->policy,
         .plan = o->plan,
         .gpus = (size_t)o->gpus,
-        .cache = cache[0] ? cache : NULL,
-        .identity = identity,
+        .cache = run->cache[0] ? run->cache : NULL,
+        .identity = run->identity,
     };
-    if (policies) {
-        return prepare_policies(&run->prepared, policies, n, &config, err);
-    }
-    run->planned = wants_plan(o);
-    return run->planned ? prepare(&run->prepared, &config, err)
-                        : prepare_resident(&run->prepared, &config, err);
 }
 
 static int make_plan(struct run *run, struct error *err)
 {
     struct prepared *p = &run->prepared;
-    if (prepare_run(run, NULL, NULL, err)) {
+    struct prepare_config config = prepare_config(run);
+    run->planned = wants_plan(&run->o);
+    if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
         return err->status;
     }
     run->B = p->plan.B;
@@ -725,7 +721,11 @@ static int run_plan_only(struct run *run, struct error *err)
     struct policy_result *results;
     char name[96];
     size_t n;
-    if (choose_model(run, err) || choose_batch(run, err) || prepare_run(run, &results, &n, err)) {
+    if (choose_model(run, err) || choose_batch(run, err)) {
+        return err->status;
+    }
+    struct prepare_config config = prepare_config(run);
+    if (prepare_policies(&run->prepared, &results, &n, &config, err)) {
         return err->status;
     }
     const struct gpt_config *c = &run->gpt.config;
@@ -939,12 +939,21 @@ static int run_generate(struct run *run, struct error *err)
         check_prompt(run, err)) {
         return err->status;
     }
-    struct device_config device = device_config(run);
-    if (open_device(run, &device, err)) {
+    run->B = 1;
+    run->T = run->gpt.config.max_seq;
+    run->planned = o->device_memory != OPTION_AUTO;
+    struct prepare_config preparing = prepare_config(run);
+    if (prepare_inference(&run->prepared, &preparing, err) ||
+        open_device(run, &run->prepared.device, err)) {
         return err->status;
     }
     print_model(run);
-    struct session_config config = {.B = 1, .T = run->gpt.config.max_seq, .micro_batches = 1};
+    struct session_config config = {.B = run->B,
+                                    .T = run->T,
+                                    .micro_batches = 1,
+                                    .plan = &run->prepared.plan,
+                                    .host = run->host,
+                                    .budget = run->prepared.problem.budget};
     if (open_session(run, &config, err) || load_model_file(run, err)) {
         return err->status;
     }

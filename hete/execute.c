@@ -18,6 +18,7 @@ typedef uint64_t position;
 struct record {
     double start, end;
     position cause;
+    bool paced, late;
 };
 
 // One step in flight.
@@ -62,7 +63,7 @@ struct executor {
     uint64_t first_step, next_step; // since the graph was loaded
     uint32_t *n_preds;              // by operation: edges within the step
     struct record *records;         // EXECUTE_KEPT_STEPS * n_ops
-    uint64_t arrivals, progress, late, paced;
+    uint64_t arrivals, progress;
     struct error error; // of the operation that failed first
 };
 
@@ -122,13 +123,14 @@ static void release_successors(struct executor *e, position at)
     }
 }
 
-static void finish(struct executor *e, struct lane_state *l, double start, position cause)
+static void finish(struct executor *e, struct lane_state *l, struct record record)
 {
     position at = l->running;
     struct flight *f = flight_of(e, step_of(e, at));
-    *record_of(e, at) = (struct record){start, now_s(), cause};
+    record.end = now_s();
+    *record_of(e, at) = record;
     l->last = at;
-    l->last_end = record_of(e, at)->end;
+    l->last_end = record.end;
     l->running = NOWHERE;
     f->done[op_of(e, at)] = true;
     e->progress++;
@@ -207,12 +209,12 @@ static void poison(struct executor *e, const struct op *op)
     }
 }
 
-static void keep_pace(struct executor *e, size_t op, double start, bool *late, bool *paced)
+static void keep_pace(const struct executor *e, size_t op, struct record *r)
 {
-    double end = e->pace ? start + e->pace[op] : start;
-    *paced = end > start;
-    *late = *paced && now_s() > end;
-    if (*paced && !*late) {
+    double end = e->pace ? r->start + e->pace[op] : r->start;
+    r->paced = end > r->start;
+    r->late = r->paced && now_s() > end;
+    if (r->paced && !r->late) {
         sleep_until(end);
     }
 }
@@ -221,27 +223,24 @@ static void run(struct executor *e, struct lane_state *l, struct ready r)
 {
     size_t i = op_of(e, r.at);
     const struct op *op = e->graph->ops + i;
-    position cause = r.since > l->last_end ? r.cause : l->last;
+    struct record record = {.cause = r.since > l->last_end ? r.cause : l->last};
     struct error err = {0};
-    bool late, paced;
     l->running = r.at;
     uint64_t step = step_of(e, r.at);
     pthread_mutex_unlock(&e->mutex);
     poison(e, op);
     dawdle(e, l);
-    double start = now_s();
+    record.start = now_s();
     int status = e->config.run(e->config.ctx, op, step, &err);
-    keep_pace(e, i, start, &late, &paced);
+    keep_pace(e, i, &record);
     dawdle(e, l);
     pthread_mutex_lock(&e->mutex);
-    e->late += late;
-    e->paced += paced;
     if (status && !e->error.status) {
         e->error = err;
         pthread_cond_broadcast(&e->finished);
     }
     if (!status) {
-        finish(e, l, start, cause);
+        finish(e, l, record);
     } else {
         l->running = NOWHERE;
     }
@@ -383,7 +382,6 @@ int execute_load(struct executor *e, const struct graph *graph, bool fifo, const
         e->fifo = fifo;
         e->pace = pace;
         e->first_step = e->next_step = 0;
-        e->late = e->paced = 0;
     } else {
         unload(e);
     }
@@ -534,8 +532,14 @@ size_t execute_timings(const struct executor *e, struct timing *timings, size_t 
     return steps;
 }
 
-void execute_late(const struct executor *e, uint64_t *late, uint64_t *paced)
+void execute_late(const struct executor *e, uint64_t first, uint64_t *late, uint64_t *paced)
 {
-    *late = e->late;
-    *paced = e->paced;
+    *late = *paced = 0;
+    for (uint64_t step = first; step < e->next_step; step++) {
+        for (size_t i = 0; i < e->graph->n_ops; i++) {
+            const struct record *r = record_of(e, step * e->graph->n_ops + i);
+            *late += r->late;
+            *paced += r->paced;
+        }
+    }
 }

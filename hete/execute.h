@@ -50,7 +50,8 @@ size_t execute_timings(const struct executor *e, struct timing *timings, size_t 
                        uint64_t *first);
 #define EXECUTE_KEPT_STEPS ((size_t)16)
 
-// Since execute_load: operations that ended later than their pace, and all that were paced.
-void execute_late(const struct executor *e, uint64_t *late, uint64_t *paced);
+// Of the steps that execute_timings gives, from number `first` on: operations that ended later than
+// their pace, and all that had one.
+void execute_late(const struct executor *e, uint64_t first, uint64_t *late, uint64_t *paced);
 
 #endif

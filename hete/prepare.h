@@ -46,6 +46,10 @@ int prepare(struct prepared *out, const struct prepare_config *config, struct er
 // memory (by how much).
 int prepare_resident(struct prepared *out, const struct prepare_config *config, struct error *err);
 
+// For a session that does not train: as few blocks streamed as the budget asks for; nothing is
+// measured. STATUS_FAIL: nothing fits; what would do.
+int prepare_inference(struct prepared *out, const struct prepare_config *config, struct error *err);
+
 // Every policy's best plan, without a device being opened unless costs have to be measured. The
 // caller frees *results; out->problem is that of the last micro-batch that was tried.
 int prepare_policies(struct prepared *out, struct policy_result **results, size_t *n,

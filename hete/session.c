@@ -173,7 +173,7 @@ bool session_measure(struct session *s, struct measured *out)
                              .host_threads = s->host ? s->host->threads : 0,
                              .isa = s->dev->isa};
     lane_times(&out->times, &s->step, s->timings, 1, steps);
-    execute_late(s->lanes, &out->late, &out->paced);
+    execute_late(s->lanes, first + 1, &out->late, &out->paced); // the first one warms up
     for (size_t i = 0; i < s->step.n_ops; i++) {
         const struct op *op = s->step.ops + i;
         size_t elems, ignored;
