@@ -725,6 +725,14 @@ static int run_plan_only(struct run *run, struct error *err)
         return err->status;
     }
     struct prepare_config config = prepare_config(run);
+    if (config.rows % config.gpus || (config.B && config.rows / config.gpus % config.B)) {
+        return error_set(err, STATUS_USAGE,
+                         "--gpus %zu: --total-batch %lld has %zu rows, which %zu GPUs with "
+                         "micro-batches of %zu rows cannot share",
+                         config.gpus, (long long)run->o.total_batch, config.rows, config.gpus,
+                         config.B ? config.B : 1);
+    }
+    config.rows /= config.gpus;
     if (prepare_policies(&run->prepared, &results, &n, &config, err)) {
         return err->status;
     }
@@ -736,6 +744,7 @@ static int run_plan_only(struct run *run, struct error *err)
         .machine = run->prepared.machine,
         .problem = &run->prepared.problem,
         .flops = gpt_flops_per_token(c, run->T) * (double)run->o.total_batch,
+        .gpus = config.gpus,
     };
     int status = STATUS_OK;
     if (run->o.format == FORMAT_JSON) {

@@ -217,6 +217,38 @@ static int emulate(struct context *x, size_t B, struct error *err)
     return STATUS_OK;
 }
 
+// One GPU's part of a machine with several, as an estimate: each has a copy of the parameters that
+// it computes with, and 1/gpus of every optimizer on the host with its gradients and copies. Units
+// are gathered before they are used, and their gradients scattered, behind the computation with
+// them as far as that lasts. The GPUs share the host's memory and cores; optimizers on the device
+// are counted whole.
+static int share(struct context *x, const struct step_shape *shape, struct error *err)
+{
+    struct costs *c = &x->out->costs;
+    double n = (double)x->config->gpus, rate = x->machine.gpu_link;
+    if (x->config->gpus <= 1) {
+        return STATUS_OK;
+    }
+    if (rate <= 0) {
+        return error_set(err, STATUS_FAIL,
+                         "--gpus %zu: %s has no gpu_link_gb_per_s, the rate between its GPUs",
+                         x->config->gpus, x->config->machine);
+    }
+    for (size_t u = 0; u < 2; u++) {
+        double bytes = (double)(model_unit(shape->model, u)->params * dtype_bytes(shape->dtype));
+        double move_s = bytes * (n - 1) / n / rate;
+        c->call[CALL_ENCODE][u] = fmax(c->call[CALL_ENCODE][u], move_s);
+        c->call[CALL_FORWARD][u] = fmax(c->call[CALL_FORWARD][u], move_s);
+        c->call[CALL_BACKWARD][u] = fmax(c->call[CALL_BACKWARD][u], 2 * move_s);
+        c->call[CALL_ENCODE_BACKWARD][u] = fmax(c->call[CALL_ENCODE_BACKWARD][u], move_s);
+    }
+    c->link.in *= n;
+    c->link.out *= n;
+    c->link.in_duplex *= n;
+    c->link.out_duplex *= n;
+    return STATUS_OK;
+}
+
 // Costs of a micro-batch of B rows.
 static int set_costs(struct context *x, size_t B, struct error *err)
 {
@@ -237,7 +269,7 @@ static int set_costs(struct context *x, size_t B, struct error *err)
     struct step_shape shape;
     step_shape(&shape, c->model, c->device.dtype, B, c->T, c->rows / B, true);
     machine_costs(&out->costs, &x->machine, &shape);
-    return set(c->emulate) ? emulate(x, B, err) : STATUS_OK;
+    return set(c->emulate) ? emulate(x, B, err) : share(x, &shape, err);
 }
 
 // ---- plans --------------------------------------------------------------------------------------
@@ -423,6 +455,9 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
     *out = (struct prepared){0};
     while (plan_policies[count]) {
         count++;
+    }
+    if (config->gpus > 1 && !set(config->machine)) {
+        return error_set(err, STATUS_USAGE, "--gpus %zu: needs a --machine file", config->gpus);
     }
     struct policy_result *list = calloc(count, sizeof *list);
     struct policy_result *one = calloc(1, sizeof *one);

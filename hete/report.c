@@ -389,14 +389,15 @@ int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *p
 
 // ---- policies -----------------------------------------------------------------------------------
 
-static double step_tokens(const struct policy_result *r, const struct plan_problem *problem)
+static double step_tokens(const struct policy_result *r, const struct report_subject *subject)
 {
-    return (double)r->B * (double)problem->T * (double)r->micro_batches;
+    return (double)(r->B * subject->problem->T * r->micro_batches * subject->gpus);
 }
 
 static double mfu(const struct report_subject *subject, double step_s)
 {
-    return ratio(subject->flops, step_s * subject->problem->costs->peak_flops);
+    return ratio(subject->flops / (double)subject->gpus,
+                 step_s * subject->problem->costs->peak_flops);
 }
 
 static void print_policy(FILE *out, const struct report_subject *subject,
@@ -410,7 +411,7 @@ static void print_policy(FILE *out, const struct report_subject *subject,
     }
     snprintf(batch.s, sizeof batch.s, "%zux%zu", r->B, r->micro_batches);
     fprintf(out, "%-16s %8s %10s %9s %7s", r->policy, batch.s, ms_text(p->step_s).s,
-            number_text(ratio(step_tokens(r, subject->problem), p->step_s), 0).s,
+            number_text(ratio(step_tokens(r, subject), p->step_s), 0).s,
             percent_text(mfu(subject, p->step_s)).s);
     fprintf(out, " %7s %9s %9s %9s\n", number_text(ratio(p->step_s, p->bound_s), 3).s,
             size_text(p->device_bytes).s, size_text(p->pinned_bytes).s, size_text(p->host_bytes).s);
@@ -420,6 +421,10 @@ void report_policies(FILE *out, const struct report_subject *subject,
                      const struct policy_result *results, size_t n)
 {
     const struct budget *budget = &subject->problem->budget;
+    if (subject->gpus > 1) {
+        fprintf(out, "%zu GPUs, estimated: batch and memory are one GPU's, tok/s all of them\n",
+                subject->gpus);
+    }
     fprintf(out, "%-16s %8s %10s %9s %7s %7s %9s %9s %9s\n", "policy", "batch", "step ms", "tok/s",
             "MFU", "/bound", "device", "pinned", "host");
     for (size_t i = 0; i < n; i++) {
@@ -519,7 +524,7 @@ static json_t *policy_object(const struct report_subject *subject, const struct 
         "{s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", string(r->policy), "fits", fits,
         "error", only(!fits, string(r->error)), "micro_batch", integer(r->B), "micro_batches",
         integer(r->micro_batches), "step_s", only(fits, real(p->step_s)), "tokens_per_s",
-        only(fits, real(ratio(step_tokens(r, subject->problem), p->step_s))), "mfu",
+        only(fits, real(ratio(step_tokens(r, subject), p->step_s))), "mfu",
         only(fits, real(mfu(subject, p->step_s))), "bound_s", only(fits, real(p->bound_s)));
     json_t *more = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o}", "device_bytes", only(fits, integer(p->device_bytes)),
@@ -549,9 +554,10 @@ static json_t *policies_object(const struct report_subject *subject,
     }
     const struct budget *b = &problem->budget;
     return json_pack(
-        "{s:o, s:o, s:o, s:o, s:s, s:o, s:{s:o, s:o, s:o}, s:o}", "model", string(subject->model),
-        "machine", string(subject->machine), "batch", integer(problem->B * problem->micro_batches),
-        "seq_len", integer(problem->T), "dtype", problem->dtype == DTYPE_FP32 ? "fp32" : "bf16",
+        "{s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:{s:o, s:o, s:o}, s:o}", "model",
+        string(subject->model), "machine", string(subject->machine), "gpus", integer(subject->gpus),
+        "batch", integer(problem->B * problem->micro_batches * subject->gpus), "seq_len",
+        integer(problem->T), "dtype", problem->dtype == DTYPE_FP32 ? "fp32" : "bf16",
         "flops_per_step", real(subject->flops), "budget", "device_bytes", integer(b->device),
         "host_bytes", integer(b->host), "pinned_bytes", integer(b->pinned), "policies", policies);
 }

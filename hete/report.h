@@ -27,6 +27,7 @@ struct report_subject {
     const char *model, *machine; // names
     const struct plan_problem *problem;
     double flops; // of one step, by the usual count (6N + 6LCT per token)
+    size_t gpus;  // that share a step's rows; the problem is one GPU's part of it
 };
 
 // Two tables of policies: step time, tok/s, MFU, distance to the bound, bytes per budget; busy and

@@ -397,7 +397,7 @@ static void policies_are_told_to_tools_in_full(void **state)
         struct error err;
         random_case(&c);
         random_results(results, COUNT(results), &c);
-        struct report_subject subject = {"gpt2:d12 <\"&\">", "this one", &c.problem, 1e9};
+        struct report_subject subject = {"gpt2:d12 <\"&\">", "this one", &c.problem, 1e9, 1};
         ok(report_policies_json(open_text(), &subject, results, COUNT(results), &err), &err);
         char *text = close_text();
         json_t *root = load(text);
@@ -431,7 +431,7 @@ static void policies_are_told_to_people(void **state)
                                                 .device_bytes = 5 << 20,
                                                 .host_bytes = 6 << 20,
                                                 .pinned_bytes = 7 << 20};
-    struct report_subject subject = {"model", "machine", &c.problem, 1e11};
+    struct report_subject subject = {"model", "machine", &c.problem, 1e11, 1};
     report_policies(open_text(), &subject, results, COUNT(results));
     char *text = close_text();
     static const char *const told[] = {
