@@ -152,16 +152,32 @@ static void visit(struct linking *l, const struct access *a, uint32_t at)
     *b = (struct last){.writer = at, .readers = NONE};
 }
 
-static int by_from(const void *x, const void *y)
+// By from, then edges within the step before those into the next one, then by to. They were added
+// in the order of to: it is enough to count them out.
+static bool sort_edges(struct linking *l)
 {
-    const struct edge *a = x, *b = y;
-    if (a->from != b->from) {
-        return a->from < b->from ? -1 : 1;
+    struct graph *g = l->g;
+    uint32_t *place = l->seen; // by 2 from + next; done with otherwise
+    struct edge *sorted = malloc((g->max_edges + 1) * sizeof *sorted);
+    if (!sorted) {
+        return false;
     }
-    if (a->next != b->next) {
-        return a->next ? 1 : -1;
+    memset(place, 0, (2 * g->n_ops + 1) * sizeof *place);
+    for (size_t e = 0; e < g->n_edges; e++) {
+        place[2 * g->edges[e].from + g->edges[e].next + 1]++;
     }
-    return a->to < b->to ? -1 : a->to > b->to;
+    for (size_t i = 0; i < 2 * g->n_ops; i++) {
+        place[i + 1] += place[i];
+    }
+    for (size_t i = 0; i <= g->n_ops; i++) {
+        g->first_edge[i] = place[2 * i];
+    }
+    for (size_t e = 0; e < g->n_edges; e++) {
+        sorted[place[2 * g->edges[e].from + g->edges[e].next]++] = g->edges[e];
+    }
+    free(g->edges);
+    g->edges = sorted;
+    return true;
 }
 
 static bool prepare(struct linking *l)
@@ -204,20 +220,14 @@ int graph_link(struct graph *g, bool repeats, struct error *err)
             }
         }
     }
+    if (!g->failed && !sort_edges(&l)) {
+        g->failed = true;
+    }
     free(l.last);
     free(l.readers);
     free(l.seen);
     if (g->failed) {
         return error_set(err, STATUS_FAIL, "no memory for a graph of %zu operations", g->n_ops);
-    }
-    if (g->n_edges) {
-        qsort(g->edges, g->n_edges, sizeof *g->edges, by_from);
-    }
-    for (size_t i = 0, e = 0; i <= g->n_ops; i++) {
-        while (e < g->n_edges && g->edges[e].from < i) {
-            e++;
-        }
-        g->first_edge[i] = (uint32_t)e;
     }
     return STATUS_OK;
 }
