@@ -26,6 +26,12 @@ struct unit_plan {
     bool host_optimizer;
 };
 
+static inline bool unit_plan_same(const struct unit_plan *x, const struct unit_plan *y)
+{
+    return x->recompute == y->recompute && x->stream == y->stream &&
+           x->host_optimizer == y->host_optimizer;
+}
+
 struct plan {
     char policy[32];
     size_t units, B, T, micro_batches;

@@ -53,18 +53,12 @@ enum { DECISIONS = sizeof decisions / sizeof *decisions };
 
 // ---- writing ------------------------------------------------------------------------------------
 
-static bool same(const struct unit_plan *a, const struct unit_plan *b)
-{
-    return a->recompute == b->recompute && a->stream == b->stream &&
-           a->host_optimizer == b->host_optimizer;
-}
-
 static int write_units(FILE *out, const struct plan *plan)
 {
     int failed = 0;
     for (size_t first = 0, next; first < plan->units; first = next) {
-        for (next = first + 1; next < plan->units && same(&plan->unit[first], &plan->unit[next]);
-             next++) {
+        for (next = first + 1;
+             next < plan->units && unit_plan_same(&plan->unit[first], &plan->unit[next]); next++) {
         }
         failed |= fprintf(out, "unit %zu", first) < 0;
         failed |= next > first + 1 && fprintf(out, "-%zu", next - 1) < 0;

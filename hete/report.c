@@ -101,13 +101,6 @@ static enum column column_of(const struct op *op)
     }
 }
 
-// An operation that belongs to no unit.
-static bool is_common(const struct op *op)
-{
-    return op->kind == OP_TOKENS_IN || op->kind == OP_LOSSES_OUT || op->kind == OP_CLIP ||
-           op->kind == OP_BARRIER || op->kind == OP_BEGIN;
-}
-
 static struct row *row_of(const struct table *t, size_t unit)
 {
     size_t i = 0;
@@ -115,12 +108,6 @@ static struct row *row_of(const struct table *t, size_t unit)
         i++;
     }
     return t->rows + i;
-}
-
-static bool same(const struct unit_plan *x, const struct unit_plan *y)
-{
-    return x->recompute == y->recompute && x->stream == y->stream &&
-           x->host_optimizer == y->host_optimizer;
 }
 
 static void add_times(struct table *t, const struct plan_problem *problem, const struct graph *g,
@@ -133,7 +120,7 @@ static void add_times(struct table *t, const struct plan_problem *problem, const
         if (op->lane == LANE_COPY_IN || op->lane == LANE_COPY_OUT) {
             seconds = link->latency_s + (rate > 0 ? work[i] / rate : 0);
         }
-        struct row *row = is_common(op) ? t->rows + t->n - 1 : row_of(t, op->unit);
+        struct row *row = op_has_unit(op->kind) ? row_of(t, op->unit) : t->rows + t->n - 1;
         row->seconds[column_of(op)] += seconds;
     }
 }
@@ -160,7 +147,7 @@ static bool add_bytes(struct table *t, const struct layout *layout, const struct
                 continue;
             }
             size_t *o = owner + access->kind * most + access->index;
-            size_t unit = is_common(op) ? SEVERAL : op->unit;
+            size_t unit = op_has_unit(op->kind) ? op->unit : SEVERAL;
             *o = *o == NOBODY || *o == unit ? unit : SEVERAL;
         }
     }
@@ -181,7 +168,7 @@ static bool make_rows(struct table *t, const struct plan *plan)
 {
     *t = (struct table){.rows = calloc(plan->units + 1, sizeof *t->rows)};
     for (size_t u = 0; t->rows && u < plan->units; u++) {
-        if (u < 2 || !same(plan->unit + u, plan->unit + u - 1)) {
+        if (u < 2 || !unit_plan_same(plan->unit + u, plan->unit + u - 1)) {
             t->rows[t->n++].first = u;
         }
         t->rows[t->n - 1].last = u;
@@ -483,7 +470,8 @@ static json_t *unit_runs(const struct plan *plan)
     json_t *runs = json_array();
     for (size_t first = 0, next; first < plan->units; first = next) {
         const struct unit_plan *d = plan->unit + first;
-        for (next = first + 1; first && next < plan->units && same(d, plan->unit + next); next++) {
+        for (next = first + 1; first && next < plan->units && unit_plan_same(d, plan->unit + next);
+             next++) {
         }
         if (json_array_append_new(runs, json_pack("{s:o, s:o, s:b, s:b, s:b}", "from",
                                                   integer(first), "to", integer(next - 1),

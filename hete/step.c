@@ -34,6 +34,12 @@ const char *op_name(uint16_t kind)
     return kind < OP_KINDS && name[kind] ? name[kind] : "operation";
 }
 
+bool op_has_unit(uint16_t kind)
+{
+    return kind != OP_TOKENS_IN && kind != OP_LOSSES_OUT && kind != OP_CLIP && kind != OP_BARRIER &&
+           kind != OP_BEGIN;
+}
+
 void step_shape(struct step_shape *shape, const struct model *model, enum dtype dtype, size_t B,
                 size_t T, size_t micro_batches, bool train)
 {

@@ -41,6 +41,7 @@ enum op_kind {
     OP_KINDS
 };
 const char *op_name(uint16_t kind);
+bool op_has_unit(uint16_t kind); // false: it is of the whole step or micro-batch
 
 enum step_kind { STEP_TRAIN, STEP_LOSS, STEP_DECODE };
 

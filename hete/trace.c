@@ -25,16 +25,9 @@ static size_t total_of(const struct schedule *s)
     return s->steps * s->graph->n_ops;
 }
 
-// Such an operation is known by its kind alone.
-static bool has_unit(uint16_t kind)
-{
-    return kind != OP_TOKENS_IN && kind != OP_LOSSES_OUT && kind != OP_CLIP && kind != OP_BARRIER &&
-           kind != OP_BEGIN;
-}
-
 static const char *label(char out[64], const struct op *op)
 {
-    if (has_unit(op->kind)) {
+    if (op_has_unit(op->kind)) {
         snprintf(out, 64, "%.40s %u", op_name(op->kind), op->unit);
     } else {
         snprintf(out, 64, "%.40s", op_name(op->kind));
@@ -406,7 +399,7 @@ static void draw_run(const struct panel *p, const struct run *r)
     }
     svg_put(p->svg, "%.4g ms</title></rect>\n", 1e3 * r->seconds);
     int digits = snprintf(name, sizeof name, "%u", op->unit);
-    if (r->n == 1 && op->slice == 0 && has_unit(op->kind) && width > 6.5 * digits + 3) {
+    if (r->n == 1 && op->slice == 0 && op_has_unit(op->kind) && width > 6.5 * digits + 3) {
         svg_put(p->svg, "<text class=\"u\" x=\"%.1f\" y=\"19\" fill=\"%s\">%s</text>\n",
                 r->x + width / 2, is_dark(color) ? "#fff" : "#333", name);
     }

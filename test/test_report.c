@@ -454,7 +454,6 @@ static void odd_numbers_leave_reports_readable(void **state)
     struct error err;
     (void)state;
     random_case(&c);
-    c.plan.units = 2;
     for (int round = 0; round < 200; round++) {
         random_results(results, COUNT(results), &c);
         struct prediction *p = &results[0].prediction;
