@@ -182,7 +182,7 @@ static void check_seconds(const struct table *t, const struct problem_case *c,
     double lane[LANES] = {0};
     ok(step_build(&g, shape, &c->plan, STEP_TRAIN, &err), &err);
     double *work = test_alloc(g.n_ops, sizeof *work);
-    costs_of_graph(&c->costs, shape, &g, work);
+    costs_of_graph(&c->costs, shape, &c->plan, &g, work);
     for (size_t i = 0; i < g.n_ops; i++) {
         enum lane l = (enum lane)g.ops[i].lane;
         double rate = l == LANE_COPY_IN ? c->costs.link.in : c->costs.link.out;
