@@ -12,48 +12,10 @@
 
 // ---- graphs -------------------------------------------------------------------------------------
 
-static bool conflict(const struct graph *g, size_t i, size_t j)
-{
-    const struct op *a = g->ops + i, *b = g->ops + j;
-    for (size_t x = 0; x < a->n_accesses; x++) {
-        for (size_t y = 0; y < b->n_accesses; y++) {
-            const struct access *p = g->accesses + a->first_access + x;
-            const struct access *q = g->accesses + b->first_access + y;
-            if (p->kind == q->kind && p->index == q->index && p->slice == q->slice &&
-                (p->mode != ACCESS_READ || q->mode != ACCESS_READ)) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-// paths[i * 2n + j]: a path leads from position i to j, through two steps.
-static bool *all_paths(const struct graph *g)
-{
-    size_t n = g->n_ops, two = 2 * n;
-    bool *path = test_alloc(two * two + 1, sizeof *path);
-    for (size_t e = 0; e < g->n_edges; e++) {
-        const struct edge *edge = g->edges + e;
-        path[edge->from * two + edge->to + (edge->next ? n : 0)] = true;
-        if (!edge->next) {
-            path[(n + edge->from) * two + n + edge->to] = true;
-        }
-    }
-    for (size_t k = 0; k < two; k++) {
-        for (size_t i = 0; i < k; i++) {
-            for (size_t j = k + 1; path[i * two + k] && j < two; j++) {
-                path[i * two + j] |= path[k * two + j];
-            }
-        }
-    }
-    return path;
-}
-
 static bool races_at(const struct graph *g, const bool *path, size_t i, size_t j)
 {
     size_t n = g->n_ops;
-    return conflict(g, i % n, j % n) && !path[i * 2 * n + j];
+    return ops_conflict(g, i % n, j % n) && !path[i * 2 * n + j];
 }
 
 static bool has_race(const struct graph *g, const bool *path)
@@ -66,16 +28,6 @@ static bool has_race(const struct graph *g, const bool *path)
         }
     }
     return false;
-}
-
-static void remove_edge(struct graph *g, size_t e)
-{
-    uint32_t from = g->edges[e].from;
-    memmove(g->edges + e, g->edges + e + 1, (g->n_edges - e - 1) * sizeof *g->edges);
-    g->n_edges--;
-    for (size_t i = from + 1; i <= g->n_ops; i++) {
-        g->first_edge[i]--;
-    }
 }
 
 static void insert_edge(struct graph *g, size_t e, struct edge edge)
@@ -92,7 +44,7 @@ static void insert_edge(struct graph *g, size_t e, struct edge edge)
 static bool expect_verdict(const struct graph *g)
 {
     struct error err = {0};
-    bool *path = all_paths(g), race = has_race(g, path);
+    bool *path = graph_paths(g), race = has_race(g, path);
     int status = check_graph(g, &err);
     assert_int_equal(status, race ? STATUS_FAIL : STATUS_OK);
     if (race) {
@@ -119,7 +71,7 @@ static void test_against_closure(void **state)
         struct graph g;
         random_graph(&g, &rng, 1 + rng_below(&rng, 40), rng_below(&rng, 3) > 0);
         for (size_t drop = rng_below(&rng, 4); drop > 0 && g.n_edges; drop--) {
-            remove_edge(&g, rng_below(&rng, g.n_edges));
+            graph_remove_edge(&g, rng_below(&rng, g.n_edges));
         }
         races += expect_verdict(&g);
         graph_free(&g);
@@ -140,8 +92,8 @@ static void test_every_edge_matters(void **state)
         assert_false(expect_verdict(&g));
         for (size_t e = 0; e < g.n_edges; e++) {
             struct edge edge = g.edges[e];
-            remove_edge(&g, e);
-            bool *path = all_paths(&g);
+            graph_remove_edge(&g, e);
+            bool *path = graph_paths(&g);
             bool joined = path[edge.from * 2 * g.n_ops + edge.to + (edge.next ? g.n_ops : 0)];
             free(path);
             assert_int_equal(expect_verdict(&g), !joined);
