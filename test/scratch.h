@@ -1,4 +1,4 @@
-// scratch.h - a fresh folder for one test program, and small things to put there.
+// scratch.h - a fresh folder for one test program, small things to put there, and how it starts.
 #ifndef TEST_SCRATCH_H
 #define TEST_SCRATCH_H
 
@@ -26,5 +26,9 @@ uint64_t scratch_seed(void);
 
 // Path of a file of real text for tests; NULL, and a line on stderr, if it is not there: skip().
 const char *shared_file(const char *name);
+
+// Starts the program anew with OpenMP threads that sleep while they wait: with more threads than
+// cores, or on a busy machine, spinning ones make a test ten times slower. First thing in main().
+void test_threads_sleep(char **argv);
 
 #endif

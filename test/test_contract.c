@@ -8,6 +8,7 @@
 #include "hete/plan.h"
 
 #include "test/cmocka.h"
+#include "test/scratch.h"
 #include "test/tiny.h"
 
 #include <stdio.h>

@@ -5,6 +5,7 @@
 #include "kernels/cpu/link.h"
 #include "kernels/layers.h"
 #include "test/cmocka.h"
+#include "test/scratch.h"
 #include "test/tiny.h"
 
 #include <math.h>

@@ -6,6 +6,7 @@
 #include "kernels/bf16.h"
 #include "kernels/gpt.h"
 #include "test/cmocka.h"
+#include "test/scratch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -721,8 +722,10 @@ static void test_work(void **state)
     assert_true(w[CALL_ENCODE].flops == 0 && w[CALL_ENCODE_BACKWARD].flops == 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    (void)argc;
+    test_threads_sleep(argv);
     static enum dtype fp32 = DTYPE_FP32, half = DTYPE_BF16;
     static struct setting whole = {DTYPE_FP32, 0, 3, 1, 1024, NULL},
                           chunked = {DTYPE_FP32, 0, 3, 1, 7, NULL},

@@ -5,21 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 void *test_alloc(size_t n, size_t size)
 {
     void *p = calloc(n ? n : 1, size);
     assert_non_null(p);
     return p;
-}
-
-void test_threads_sleep(char **argv)
-{
-    if (!getenv("OMP_WAIT_POLICY")) { // read while the program is loaded
-        setenv("OMP_WAIT_POLICY", "passive", 1);
-        execv("/proc/self/exe", argv); // if it fails, only time is lost
-    }
 }
 
 // ---- random numbers -----------------------------------------------------------------------------

@@ -76,8 +76,4 @@ uint64_t test_seed(void);
 
 void *test_alloc(size_t n, size_t size);
 
-// Starts the program anew with OpenMP threads that sleep while they wait: with more threads than
-// cores, or on a busy machine, spinning ones make a test ten times slower. First thing in main().
-void test_threads_sleep(char **argv);
-
 #endif
