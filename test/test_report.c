@@ -464,8 +464,8 @@ static void odd_numbers_leave_reports_readable(void **state)
         p->device_bytes = p->host_bytes = p->pinned_bytes = SIZE_MAX;
         c.costs.peak_flops = some[rng_below(&rng, COUNT(some))];
         snprintf(results[1].policy, sizeof results[1].policy, "\xff\x01\"\\");
-        struct report_subject subject = {"\xc3", "", &c.problem,
-                                         some[rng_below(&rng, COUNT(some))]};
+        struct report_subject subject = {"\xc3", "", &c.problem, some[rng_below(&rng, COUNT(some))],
+                                         1};
         ok(report_policies_json(open_text(), &subject, results, 2, &err), &err);
         char *text = close_text();
         json_decref(load(text));
@@ -483,7 +483,7 @@ static void odd_numbers_leave_reports_readable(void **state)
         assert_null(strstr(text, "nan"));
         free(text);
     }
-    struct report_subject subject = {"m", "m", &c.problem, 0};
+    struct report_subject subject = {"m", "m", &c.problem, 0, 1};
     ok(report_policies_json(open_text(), &subject, NULL, 0, &err), &err);
     free(close_text());
 }
@@ -499,7 +499,7 @@ static void a_full_disk_is_an_error(void **state)
     }
     setvbuf(full, NULL, _IONBF, 0);
     random_case(&c);
-    struct report_subject subject = {"m", "m", &c.problem, 0};
+    struct report_subject subject = {"m", "m", &c.problem, 0, 1};
     assert_int_equal(report_policies_json(full, &subject, NULL, 0, &err), STATUS_FAIL);
     has(err.text, "cannot write");
     fclose(full);
