@@ -63,9 +63,9 @@ struct plan_problem {
 
 // What a plan is expected to do.
 struct prediction {
-    double step_s;                          // steady-state period
-    double busy_s[LANES], exposed_s[LANES]; // per step; exposed: compute waits for this lane
-    double bound_s;                         // the busiest lane's total, were it never interrupted
+    double step_s;                                 // steady-state period
+    double busy_s[LANES], exposed_s[LANES];        // per step; exposed: compute waits for this lane
+    double bound_s;                                // the busiest lane's total, were it never idle
     size_t device_bytes, host_bytes, pinned_bytes; // host_bytes without pinned_bytes
 };
 

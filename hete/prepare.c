@@ -433,7 +433,8 @@ static int try_policy(struct context *x, struct policy_result *r, const char *po
                       struct error *err)
 {
     struct error why;
-    *r = (struct policy_result){.B = B, .micro_batches = x->config->rows / B};
+    *r = (struct policy_result){
+        .B = B, .micro_batches = x->config->rows / B, .bound_s = plan_bound(&x->out->problem)};
     snprintf(r->policy, sizeof r->policy, "%s", policy);
     if (plan_choose(&r->plan, &x->out->problem, policy, &why)) {
         snprintf(r->error, sizeof r->error, "%.511s", why.text);

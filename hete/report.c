@@ -360,7 +360,7 @@ int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *p
     if (!status) {
         fprintf(out, "plan: %s, predicted %s ms a step (%s tok/s), bound %s ms\n", plan->policy,
                 ms_text(p.step_s).s, number_text(ratio(tokens_of(plan), p.step_s), 0).s,
-                ms_text(p.bound_s).s);
+                ms_text(plan_bound(problem)).s);
         print_table(out, &table, plan);
         print_budgets(out, &p, &problem->budget);
         print_settings(out, plan);
@@ -400,7 +400,7 @@ static void print_policy(FILE *out, const struct report_subject *subject,
     fprintf(out, "%-16s %8s %10s %9s %7s", r->policy, batch.s, ms_text(p->step_s).s,
             number_text(ratio(step_tokens(r, subject), p->step_s), 0).s,
             percent_text(mfu(subject, p->step_s)).s);
-    fprintf(out, " %7s %9s %9s %9s\n", number_text(ratio(p->step_s, p->bound_s), 3).s,
+    fprintf(out, " %7s %9s %9s %9s\n", number_text(ratio(p->step_s, r->bound_s), 3).s,
             size_text(p->device_bytes).s, size_text(p->pinned_bytes).s, size_text(p->host_bytes).s);
 }
 
@@ -513,7 +513,7 @@ static json_t *policy_object(const struct report_subject *subject, const struct 
         "error", only(!fits, string(r->error)), "micro_batch", integer(r->B), "micro_batches",
         integer(r->micro_batches), "step_s", only(fits, real(p->step_s)), "tokens_per_s",
         only(fits, real(ratio(step_tokens(r, subject), p->step_s))), "mfu",
-        only(fits, real(mfu(subject, p->step_s))), "bound_s", only(fits, real(p->bound_s)));
+        only(fits, real(mfu(subject, p->step_s))), "bound_s", only(fits, real(r->bound_s)));
     json_t *more = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o}", "device_bytes", only(fits, integer(p->device_bytes)),
         "host_bytes", only(fits, integer(p->host_bytes)), "pinned_bytes",

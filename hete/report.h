@@ -20,6 +20,7 @@ struct policy_result {
     size_t B, micro_batches;
     struct plan plan;
     struct prediction prediction;
+    double bound_s;  // plan_bound of the problem with this micro-batch
     char error[512]; // not empty: does not fit, with the reason
 };
 // What the policies are compared on.

@@ -379,7 +379,7 @@ static void check_policy(const json_t *object, const struct policy_result *r,
              (double)(r->B * r->micro_batches * subject->problem->T));
     close_to(number(object, "mfu") * p->step_s * subject->problem->costs->peak_flops,
              subject->flops);
-    close_to(number(object, "bound_s"), p->bound_s);
+    close_to(number(object, "bound_s"), r->bound_s);
     assert_true(number(object, "device_bytes") == (double)p->device_bytes);
     assert_true(number(object, "host_bytes") == (double)p->host_bytes);
     assert_true(number(object, "pinned_bytes") == (double)p->pinned_bytes);
