@@ -601,8 +601,8 @@ void report_measured(FILE *out, const struct prediction *predicted, const struct
     }
     print_rate(out, "copies in ", m->bytes_in, t->busy_s[LANE_COPY_IN], "GB/s, ");
     print_rate(out, "copies out ", m->bytes_out, t->busy_s[LANE_COPY_OUT], "GB/s, ");
-    print_rate(out, "host Adam ", m->host_adam_params, t->busy_s[LANE_HOST], "G parameters/s");
-    print_rate(out, " = ", ADAM_BYTES * m->host_adam_params, t->busy_s[LANE_HOST], "GB/s, ");
+    print_rate(out, "host Adam ", m->host_adam_params, m->host_adam_s, "G parameters/s");
+    print_rate(out, " = ", ADAM_BYTES * m->host_adam_params, m->host_adam_s, "GB/s, ");
     fprintf(out, "%d host thread%s, %s\n", m->host_threads, m->host_threads == 1 ? "" : "s",
             m->isa);
     if (m->pageable_copies) {

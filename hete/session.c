@@ -182,6 +182,10 @@ bool session_measure(struct session *s, struct measured *out)
         if (op->kind == OP_HOST_ADAM) {
             elems = step_slice(&s->shape, &s->plan, op->unit, op->slice, &ignored);
             out->host_adam_params += (double)elems;
+            for (size_t step = 1; step < steps; step++) {
+                const struct timing *t = s->timings + step * s->step.n_ops + i;
+                out->host_adam_s += (t->end - t->start) / (double)(steps - 1);
+            }
         }
     }
     return true;

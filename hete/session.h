@@ -121,7 +121,8 @@ size_t session_timings(const struct session *s, struct timing *timings, size_t s
 struct measured {
     struct lane_times times;
     double bytes_in, bytes_out; // copied per step
-    double host_adam_params;    // per step
+    double host_adam_params;    // updated on the host per step,
+    double host_adam_s;         // and how long that took, other work on the host aside
     uint64_t pageable_copies;   // since the session was opened
     uint64_t late, paced;       // operations that ended later than their pace; all that had one
     int host_threads;

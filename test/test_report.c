@@ -376,8 +376,9 @@ static void check_policy(const json_t *object, const struct policy_result *r,
     assert_true(json_is_null(get(object, "error")));
     close_to(number(object, "step_s"), p->step_s);
     close_to(number(object, "tokens_per_s") * p->step_s,
-             (double)(r->B * r->micro_batches * subject->problem->T));
-    close_to(number(object, "mfu") * p->step_s * subject->problem->costs->peak_flops,
+             (double)(r->B * r->micro_batches * subject->problem->T * subject->gpus));
+    close_to(number(object, "mfu") * p->step_s * subject->problem->costs->peak_flops *
+                 (double)subject->gpus,
              subject->flops);
     close_to(number(object, "bound_s"), r->bound_s);
     assert_true(number(object, "device_bytes") == (double)p->device_bytes);
@@ -397,13 +398,16 @@ static void policies_are_told_to_tools_in_full(void **state)
         struct error err;
         random_case(&c);
         random_results(results, COUNT(results), &c);
-        struct report_subject subject = {"gpt2:d12 <\"&\">", "this one", &c.problem, 1e9, 1};
+        struct report_subject subject = {"gpt2:d12 <\"&\">", "this one", &c.problem, 1e9,
+                                         1 + rng_below(&rng, 4)};
         ok(report_policies_json(open_text(), &subject, results, COUNT(results), &err), &err);
         char *text = close_text();
         json_t *root = load(text);
         assert_string_equal(json_string_value(get(root, "model")), subject.model);
         assert_string_equal(json_string_value(get(root, "machine")), subject.machine);
-        assert_true(number(root, "batch") == (double)(c.problem.B * c.problem.micro_batches));
+        assert_true(number(root, "batch") ==
+                    (double)(c.problem.B * c.problem.micro_batches * subject.gpus));
+        assert_true(number(root, "gpus") == (double)subject.gpus);
         assert_true(number(root, "seq_len") == (double)c.problem.T);
         assert_true(number(root, "flops_per_step") == 1e9);
         assert_true(json_is_null(get(get(root, "budget"), "device_bytes"))); // no limit
@@ -431,15 +435,16 @@ static void policies_are_told_to_people(void **state)
                                                 .device_bytes = 5 << 20,
                                                 .host_bytes = 6 << 20,
                                                 .pinned_bytes = 7 << 20};
-    struct report_subject subject = {"model", "machine", &c.problem, 1e11, 1};
+    struct report_subject subject = {"model", "machine", &c.problem, 1e11, 2};
     report_policies(open_text(), &subject, results, COUNT(results));
     char *text = close_text();
     static const char *const told[] = {
-        " 500.0 ",   " 20.0%",    " 1.250 ",
-        " 5.00 MiB", " 6.00 MiB", " 7.00 MiB",
-        " 400.0 ",   " 300.0 ",   " 200.0 ",
-        " 100.0 ",   " 70.00 ",   " 20.00 ",
-        " 10.00\n",  " no limit", "does not fit: the device is \"2\" bytes short"};
+        " 500.0 ",          " 10.0%",    " 1.250 ",
+        " 5.00 MiB",        " 6.00 MiB", " 7.00 MiB",
+        " 400.0 ",          " 300.0 ",   " 200.0 ",
+        " 100.0 ",          " 70.00 ",   " 20.00 ",
+        " 10.00\n",         " no limit", "does not fit: the device is \"2\" bytes short",
+        "2 GPUs, estimated"};
     for (size_t i = 0; i < COUNT(told); i++) {
         has(text, told[i]);
     }
@@ -478,6 +483,7 @@ static void odd_numbers_leave_reports_readable(void **state)
         m.times.period_s = some[rng_below(&rng, COUNT(some))];
         memcpy(m.times.busy_s, p->exposed_s, sizeof m.times.busy_s);
         m.bytes_in = m.bytes_out = m.host_adam_params = some[rng_below(&rng, COUNT(some))];
+        m.host_adam_s = some[rng_below(&rng, COUNT(some))];
         report_measured(open_text(), p, &m);
         text = close_text();
         assert_null(strstr(text, "nan"));
@@ -515,6 +521,7 @@ static void measured_stands_beside_predicted(void **state)
                          .bytes_in = 4e8,
                          .bytes_out = 1e8,
                          .host_adam_params = 5e7,
+                         .host_adam_s = 0.2,
                          .pageable_copies = 17,
                          .late = 2,
                          .paced = 100,
@@ -532,7 +539,7 @@ static void measured_stands_beside_predicted(void **state)
                                        " 61.00\n",
                                        "in 2.00 GB/s",
                                        "out 1.00 GB",
-                                       "0.20 G parameters/s = 5.60 GB/s",
+                                       "0.25 G parameters/s = 7.00 GB/s",
                                        "3 host threads, avx2\n",
                                        "17 copies",
                                        "2 of 100",
