@@ -177,12 +177,7 @@ static void test_random_plans(void **state)
         struct gpt gpt;
         random_scenario(&c, &rng);
         struct tiny_shape shape = c.shape;
-        struct gpt_config config = {.max_seq = shape.max_seq,
-                                    .vocab = shape.vocab,
-                                    .layers = shape.layers,
-                                    .heads = shape.heads,
-                                    .hidden = shape.hidden,
-                                    .head_rows = shape.head_rows};
+        struct gpt_config config = tiny_config(&shape);
         gpt_open(&gpt, &config);
         tiny_random_plan(&plan, &rng, &gpt.model, &shape, c.hold);
         shape.plan = &plan;

@@ -1,26 +1,20 @@
-// The list of operations itself, and whether what a session's operations declare is what they
-// touch.
+// The list of operations and the edges that are derived from it; and whether what a session's
+// operations declare is what they touch.
 //
-// The second needs the inside of a session: its source is included here, under other names since
-// its object file is linked too. Each operation is run twice from the same bytes of memory: as it
-// is, and with every byte that the operation does not declare overwritten. What it declares to
-// write must come out the same, and no other byte may change.
-#define session_open           inside_session_open
-#define session_close          inside_session_close
-#define session_print_memory   inside_session_print_memory
-#define session_arena_bytes    inside_session_arena_bytes
-#define session_read           inside_session_read
-#define session_write          inside_session_write
-#define session_step           inside_session_step
-#define session_losses         inside_session_losses
-#define session_decode         inside_session_decode
-#define session_decode_limit   inside_session_decode_limit
-#define session_logits         inside_session_logits
-#define session_find_nonfinite inside_session_find_nonfinite
-#include "hete/session.c"
+// The second needs the inside of a session. Each operation is run twice from the same bytes of all
+// memory, the device's and the host's: as it is; and with every byte that it does not declare
+// overwritten, and every byte that it says it overwrites full of NaN. What it declares to write
+// must come out the same, and no other byte may change.
+#include "hete/inside.h"
 
 #include "test/cmocka.h"
+#include "test/random_graph.h"
+#include "test/scratch.h"
 #include "test/tiny.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -28,25 +22,29 @@
 
 struct visit {
     const struct graph *graph;
-    size_t n;
+    size_t n, fails_at;
 };
 
-static void visit(void *ctx, const struct op *op)
+static int visit(void *ctx, const struct op *op, uint64_t step, struct error *err)
 {
     struct visit *v = ctx;
     assert_ptr_equal(op, v->graph->ops + v->n);
-    v->n++;
+    assert_int_equal(step, 7);
+    return v->n++ == v->fails_at ? error_set(err, STATUS_USAGE, "as told") : STATUS_OK;
 }
 
-// Thousands of operations with 0 to 6 accesses each come back as they were added, and run in order.
+// Thousands of operations with 0 to 6 accesses each come back as they were added, and run in order
+// until one fails.
 static void test_order(void **state)
 {
     struct graph g = {0};
+    struct error err = {0};
     (void)state;
     for (size_t i = 0; i < 5000; i++) {
-        graph_add(&g, (uint16_t)(i % 30), (enum lane)(i % 4), i, i * 3);
+        graph_add(&g, (uint16_t)(i % 30), (enum lane)(i % 4), i, i * 3)->slice = (uint8_t)(i % 9);
         for (size_t a = 0; a < i % 7; a++) {
-            (a % 2 ? graph_writes : graph_reads)(&g, (enum buffer_kind)((i + a) % 14), i * 10 + a);
+            graph_access(&g, (enum access_mode)(a % 3), (enum buffer_kind)((i + a) % BUFFER_KINDS),
+                         i * 10 + a, a);
         }
     }
     assert_false(g.failed);
@@ -57,48 +55,146 @@ static void test_order(void **state)
         assert_int_equal(op->lane, i % 4);
         assert_int_equal(op->unit, i);
         assert_int_equal(op->micro, i * 3);
+        assert_int_equal(op->slice, i % 9);
         assert_int_equal(op->n_accesses, i % 7);
         for (size_t a = 0; a < op->n_accesses; a++) {
             const struct access *access = g.accesses + op->first_access + a;
-            assert_int_equal(access->kind, (i + a) % 14);
+            assert_int_equal(access->kind, (i + a) % BUFFER_KINDS);
             assert_int_equal(access->index, i * 10 + a);
-            assert_int_equal(access->write, a % 2);
+            assert_int_equal(access->mode, a % 3);
+            assert_int_equal(access->slice, a);
         }
     }
-    struct visit v = {.graph = &g};
-    graph_run_serial(&g, visit, &v);
+    struct visit v = {.graph = &g, .fails_at = SIZE_MAX};
+    assert_int_equal(graph_run_serial(&g, 7, visit, &v, &err), STATUS_OK);
     assert_int_equal(v.n, 5000);
+    v = (struct visit){.graph = &g, .fails_at = 1234};
+    assert_int_equal(graph_run_serial(&g, 7, visit, &v, &err), STATUS_USAGE);
+    assert_string_equal(err.text, "as told");
+    assert_int_equal(v.n, 1235);
     graph_free(&g);
     assert_true(!g.ops && !g.accesses && !g.n_ops && !g.n_accesses);
-    graph_run_serial(&g, visit, &v); // an empty list runs nothing
-    assert_int_equal(v.n, 5000);
+    assert_int_equal(graph_run_serial(&g, 7, visit, &v, &err), STATUS_OK);
+    assert_int_equal(v.n, 1235); // an empty list runs nothing
+}
+
+// ---- edges --------------------------------------------------------------------------------------
+
+// Sorted, found from where they start, in the step or into the next one, none twice, each between
+// two operations that conflict.
+static void check_edges(const struct graph *g)
+{
+    for (size_t i = 0; i < g->n_ops; i++) {
+        assert_true(g->first_edge[i] <= g->first_edge[i + 1]);
+        for (size_t e = g->first_edge[i]; e < g->first_edge[i + 1]; e++) {
+            const struct edge *edge = g->edges + e;
+            assert_int_equal(edge->from, i);
+            assert_true(edge->next ? g->repeats : edge->from < edge->to);
+            assert_true(ops_conflict(g, edge->from, edge->to));
+            for (size_t other = g->first_edge[i]; other < e; other++) {
+                assert_false(edge->to == g->edges[other].to && edge->next == g->edges[other].next);
+            }
+        }
+    }
+    assert_int_equal(g->first_edge[0], 0);
+    assert_int_equal(g->first_edge[g->n_ops], g->n_edges);
+}
+
+// Any two operations of two steps that follow each other, if they conflict, are joined by a path.
+static void check_paths(const struct graph *g)
+{
+    size_t n = g->n_ops, two = 2 * n;
+    bool *path = graph_paths(g);
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = i + 1; j < (g->repeats ? two : n); j++) {
+            if (ops_conflict(g, i, j % n) && !path[i * two + j]) {
+                fail_msg("no path from operation %zu to %zu", i, j);
+            }
+        }
+    }
+    free(path);
+}
+
+static void test_link(void **state)
+{
+    uint64_t rng = test_seed();
+    size_t edges = 0, into_next = 0;
+    (void)state;
+    for (size_t round = 0; round < 500; round++) {
+        struct graph g;
+        struct error err = {0};
+        bool repeats = rng_below(&rng, 3) > 0;
+        random_graph(&g, &rng, rng_below(&rng, 50), repeats);
+        check_edges(&g);
+        check_paths(&g);
+        size_t n_edges = g.n_edges;
+        edges += n_edges;
+        for (size_t e = 0; e < n_edges; e++) {
+            into_next += g.edges[e].next;
+        }
+        assert_int_equal(graph_link(&g, repeats, &err), STATUS_OK); // once more: the same edges
+        assert_int_equal(g.n_edges, n_edges);
+        check_edges(&g);
+        graph_free(&g);
+    }
+    assert_true(into_next > 1000 && edges > 2 * into_next);
+}
+
+// By hand: a write waits for the reads since the write before, and not for that write as well.
+static void test_link_by_hand(void **state)
+{
+    static const struct edge expected[] = {
+        {0, 1, false}, {0, 2, false}, {1, 3, false}, {2, 3, false}, {3, 0, true}};
+    static const enum access_mode modes[] = {ACCESS_WRITE, ACCESS_READ, ACCESS_READ, ACCESS_UPDATE};
+    struct graph g = {0};
+    struct error err = {0};
+    (void)state;
+    for (size_t i = 0; i < COUNT(modes); i++) {
+        graph_add(&g, 0, LANE_HOST, 0, 0);
+        graph_access(&g, modes[i], BUF_X, 3, 1);
+        graph_access(&g, modes[i], BUF_X, 3, 2); // the same conflict twice: one edge
+    }
+    graph_add(&g, 0, LANE_HOST, 0, 0);
+    graph_access(&g, ACCESS_READ, BUF_X, 3, 0); // a slice of its own
+    assert_int_equal(graph_link(&g, true, &err), STATUS_OK);
+    assert_int_equal(g.n_edges, COUNT(expected));
+    for (size_t e = 0; e < COUNT(expected); e++) {
+        assert_int_equal(g.edges[e].from, expected[e].from);
+        assert_int_equal(g.edges[e].to, expected[e].to);
+        assert_int_equal(g.edges[e].next, expected[e].next);
+    }
+    graph_free(&g);
 }
 
 // ---- sessions and their graphs ------------------------------------------------------------------
 
-enum which { STEP, LOSS, DECODE };
+enum which { STEP, LOSS, DECODE, GRAPHS };
 
 struct graph_case {
     const char *name;
-    enum which which;
     enum dtype dtype;
     size_t micro_batches;
     bool eval;
+    size_t plans; // random ones; 0: resident
 };
 
 static const struct graph_case cases[] = {
-    {"step, fp32", STEP, DTYPE_FP32, 1, false},
-    {"step, fp32, 3 micro-batches", STEP, DTYPE_FP32, 3, false},
-    {"step, bf16", STEP, DTYPE_BF16, 1, false},
-    {"step, bf16, 3 micro-batches", STEP, DTYPE_BF16, 3, false},
-    {"loss, training", LOSS, DTYPE_FP32, 1, false},
-    {"loss, no training", LOSS, DTYPE_BF16, 1, true},
-    {"decode, training", DECODE, DTYPE_BF16, 1, false},
-    {"decode, no training", DECODE, DTYPE_FP32, 1, true},
+    {"resident, fp32", DTYPE_FP32, 1, false, 0},
+    {"resident, fp32, 3 micro-batches", DTYPE_FP32, 3, false, 0},
+    {"resident, bf16", DTYPE_BF16, 1, false, 0},
+    {"resident, bf16, 3 micro-batches", DTYPE_BF16, 3, false, 0},
+    {"resident, no training", DTYPE_FP32, 1, true, 0},
+    {"plans, fp32", DTYPE_FP32, 1, false, 6},
+    {"plans, fp32, 2 micro-batches", DTYPE_FP32, 2, false, 4},
+    {"plans, bf16", DTYPE_BF16, 1, false, 6},
+    {"plans, bf16, 2 micro-batches", DTYPE_BF16, 2, false, 4},
+    {"plans, no training", DTYPE_BF16, 1, true, 4},
 };
 
-static void open_case(struct tiny *t, const struct graph_case *c)
+// A session on the plain cpu device, whose memory the test can look at.
+static void open_case(struct tiny *t, const struct graph_case *c, uint64_t *rng)
 {
+    static struct plan plan;
     struct tiny_shape shape = {.layers = 3,
                                .heads = 2,
                                .hidden = 12,
@@ -111,8 +207,17 @@ static void open_case(struct tiny *t, const struct graph_case *c)
                                .dtype = c->dtype,
                                .threads = 1,
                                .eval = c->eval};
+    if (c->plans) {
+        struct gpt gpt;
+        struct gpt_config config = tiny_config(&shape);
+        gpt_open(&gpt, &config);
+        tiny_random_plan(&plan, rng, &gpt.model, &shape, rng_below(rng, 2));
+        for (size_t u = 0; u < plan.units && c->eval; u++) {
+            plan.unit[u].recompute = false; // there is no backward to do it for
+        }
+        shape.plan = &plan;
+    }
     tiny_open(t, &shape);
-    tiny_scramble(t, 1);
 }
 
 static struct graph *graph_of(struct session *s, enum which which)
@@ -120,11 +225,41 @@ static struct graph *graph_of(struct session *s, enum which which)
     return which == STEP ? &s->step : which == LOSS ? &s->loss : &s->decode;
 }
 
+typedef void (*session_fn)(struct session *s, const struct graph *g, enum which which,
+                           uint64_t *rng);
+
+// Calls f for the graphs of every plan of the case.
+static void each_graph(const struct graph_case *c, session_fn f)
+{
+    uint64_t seed = test_seed();
+    for (size_t p = 0; p < (c->plans ? c->plans : 1); p++) {
+        struct tiny t;
+        uint64_t rng = seed + p;
+        open_case(&t, c, &rng);
+        for (enum which which = c->eval ? LOSS : STEP; which < GRAPHS; which++) {
+            tiny_scramble(&t, 1);
+            t.s->loaded = graph_of(t.s, which);
+            f(t.s, t.s->loaded, which, &rng);
+        }
+        tiny_close(&t);
+    }
+}
+
+// What a session keeps from step to step; tokens of a policy hold nothing.
 static bool persistent(const struct access *a, enum which which)
 {
-    // Decoding reads the keys and values of the tokens before.
-    return a->kind == BUF_PARAMS || a->kind == BUF_MOMENTS ||
-           (which == DECODE && a->kind == BUF_KEPT);
+    switch (a->kind) {
+    case BUF_PARAMS:
+    case BUF_MASTER:
+    case BUF_MOMENTS:
+    case BUF_HOST_PARAMS:
+    case BUF_HOST_MASTER:
+    case BUF_HOST_MOMENTS:
+    case BUF_TOKEN:
+        return true;
+    default: // decoding reads the keys and values of the tokens before
+        return which == DECODE && (a->kind == BUF_KEPT || a->kind == BUF_X);
+    }
 }
 
 static bool same_buffer(const struct access *a, const struct access *b)
@@ -132,136 +267,289 @@ static bool same_buffer(const struct access *a, const struct access *b)
     return a->kind == b->kind && a->index == b->index;
 }
 
-// Is `a` written by any operation in [from, to)?
-static bool written(const struct graph *g, const struct access *a, size_t from, size_t to)
+static bool same_slice(const struct access *a, const struct access *b)
 {
-    for (size_t i = from; i < to; i++) {
-        for (size_t k = 0; k < g->ops[i].n_accesses; k++) {
-            const struct access *b = g->accesses + g->ops[i].first_access + k;
-            if (b->write && same_buffer(a, b)) {
-                return true;
-            }
+    return same_buffer(a, b) && a->slice == b->slice;
+}
+
+// Is `a` written by any operation before the one at `to`?
+static bool written(const struct graph *g, const struct access *a, size_t to)
+{
+    for (size_t i = 0; i < g->ops[to].first_access; i++) {
+        const struct access *b = g->accesses + i;
+        if (b->mode != ACCESS_READ && same_slice(a, b)) {
+            return true;
         }
     }
     return false;
 }
 
 // What an operation reads was written before it in the list, or is the state that a session keeps;
-// each operation writes something, and names no buffer twice.
-static void test_data_flow(void **state)
+// each operation writes something, and names no slice twice.
+static void check_data_flow(struct session *s, const struct graph *g, enum which which,
+                            uint64_t *rng)
 {
-    const struct graph_case *c = *state;
-    struct tiny t;
-    open_case(&t, c);
-    const struct graph *g = graph_of(t.s, c->which);
+    (void)s;
+    (void)rng;
     assert_true(g->n_ops > 4);
     for (size_t i = 0; i < g->n_ops; i++) {
         const struct access *a = g->accesses + g->ops[i].first_access;
-        size_t n = g->ops[i].n_accesses;
         bool writes = false;
-        for (size_t k = 0; k < n; k++) {
-            writes = writes || a[k].write;
-            if (!a[k].write && !persistent(a + k, c->which) && !written(g, a + k, 0, i)) {
-                fail_msg("operation %zu (kind %u) reads buffer (%u, %u), which nothing wrote", i,
-                         g->ops[i].kind, a[k].kind, a[k].index);
+        for (size_t k = 0; k < g->ops[i].n_accesses; k++) {
+            writes = writes || a[k].mode != ACCESS_READ;
+            if (a[k].mode != ACCESS_WRITE && !persistent(a + k, which) && !written(g, a + k, i)) {
+                fail_msg("operation %zu (%s) reads %s %u, which nothing wrote", i,
+                         op_name(g->ops[i].kind), buffer_name((enum buffer_kind)a[k].kind),
+                         a[k].index);
             }
             for (size_t other = 0; other < k; other++) {
-                assert_false(same_buffer(a + k, a + other));
+                assert_false(same_slice(a + k, a + other));
             }
         }
         assert_true(writes);
     }
-    tiny_close(&t);
 }
 
-// ---- what an operation touches ------------------------------------------------------------------
+static void test_data_flow(void **state)
+{
+    each_graph(*state, check_data_flow);
+}
 
-// Memory of a buffer: up to four pieces of the arena, or of the host's memory.
+// ---- bytes of an access -------------------------------------------------------------------------
+
 struct span {
     char *at;
     size_t bytes;
 };
 
-// dst gets the pieces of one buffer; returns how many.
-static size_t spans_of(struct session *s, const struct access *a, struct span *dst)
+#define SPANS ((size_t)8)
+
+static size_t add_span(struct span *dst, size_t n, void *at, size_t bytes)
 {
-    const struct place *p = s->place + a->index;
-    size_t n = a->index < s->model->units ? model_unit(s->model, a->index)->params : 0;
-    size_t own = n * elem_bytes(s), fp32 = n * sizeof(float), N = s->config.B * s->config.T;
-    size_t micro = a->index * N * sizeof(int32_t);
-    bool masters = s->config.train && s->dev->dtype != DTYPE_FP32;
-#define PIECES(...)                                                                                \
-    do {                                                                                           \
-        const struct span pieces[] = {__VA_ARGS__};                                                \
-        memcpy(dst, pieces, sizeof pieces);                                                        \
-        return COUNT(pieces);                                                                      \
-    } while (0)
-    switch (a->kind) {
-    case BUF_PARAMS:
-        PIECES({at(s, p->params), own});
-    case BUF_MOMENTS:
-        PIECES({at(s, p->m), fp32}, {at(s, p->v), fp32}, {at(s, p->master), masters ? fp32 : 0});
-    case BUF_GRADS:
-        PIECES({at(s, p->grads), own});
-    case BUF_SUM:
-        PIECES({at(s, p->sum), fp32});
-    case BUF_GRADS_FP32:
-        PIECES({at(s, s->grads_fp32), s->bytes.grads_fp32});
-    case BUF_X:
-        PIECES({at(s, p->x), s->bytes.boundary});
-    case BUF_KEPT:
-        PIECES({at(s, p->kept), s->bytes.kept});
-    case BUF_DX:
-        PIECES({at(s, s->dx), s->bytes.boundary});
-    case BUF_WORK: {
-        size_t most = s->model->embed.params > s->model->block.params ? s->model->embed.params
-                                                                      : s->model->block.params;
-        size_t chunks = s->config.train ? (most / SUMSQ_CHUNK + 1) * sizeof(float) : 0;
-        PIECES({at(s, s->work), s->bytes.work}, {at(s, s->chunks), chunks});
-    }
-    case BUF_TOKENS:
-        PIECES({at(s, s->tokens) + micro, N * sizeof(int32_t)},
-               {at(s, s->targets) + micro, N * sizeof(int32_t)});
-    case BUF_LOSSES:
-        PIECES({at(s, s->losses) + micro, N * sizeof(float)});
-    case BUF_HOST_LOSSES:
-        PIECES({(char *)s->host_losses + micro, N * sizeof(float)});
-    case BUF_NORM:
-        PIECES({at(s, s->norms) + a->index * sizeof(double), sizeof(double)});
-    case BUF_SCALE: // with the norms on the host, which are the operation's own
-        PIECES({(char *)&s->adamw, sizeof s->adamw}, {(char *)s->result, sizeof *s->result},
-               {(char *)s->host_norms, s->model->units * sizeof *s->host_norms});
-    default:
-        fail_msg("a buffer of kind %u: no session has one", a->kind);
-        return 0;
-    }
-#undef PIECES
+    dst[n] = (struct span){at, bytes};
+    return n + (bytes > 0);
 }
 
-// All memory that any buffer may lie in: the arena and four pieces of the host's.
-#define REGIONS 5
+static struct span whole(const struct session *s, const struct access *a)
+{
+    enum buffer_kind kind = (enum buffer_kind)a->kind;
+    return (struct span){at(s, kind, a->index), s->layout.region[kind][a->index].bytes};
+}
+
+// The unit whose bytes are there.
+static size_t unit_of(const struct op *op, const struct access *a)
+{
+    bool by_unit = a->kind != BUF_SLOT && a->kind != BUF_GRADS && a->kind != BUF_HOST_STAGE;
+    return by_unit ? a->index : op->unit;
+}
+
+// Elements of a unit's slice in a buffer of `size` bytes each.
+static size_t add_slice(const struct session *s, const struct op *op, const struct access *a,
+                        struct span *dst, size_t n, size_t size)
+{
+    size_t first, elems = step_slice(&s->shape, &s->plan, unit_of(op, a), a->slice, &first);
+    return add_span(dst, n, whole(s, a).at + first * size, elems * size);
+}
+
+// What the session keeps of a version beside the bytes.
+static size_t add_stamp(struct stamp *stamp, const struct access *a, struct span *dst, size_t n)
+{
+    n = add_span(dst, n, stamp->version + a->slice, sizeof *stamp->version);
+    return add_span(dst, n, &stamp->unit, sizeof stamp->unit);
+}
+
+static size_t spans_of_scale(struct session *s, uint64_t step, struct span *dst)
+{
+    struct flight *f = s->flight + step % IN_FLIGHT;
+    size_t n = add_span(dst, 0, &f->adamw, sizeof f->adamw);
+    n = add_span(dst, n, &f->result.loss, sizeof f->result.loss);
+    n = add_span(dst, n, &f->result.norm, sizeof f->result.norm);
+    n = add_span(dst, n, &f->result.updated, sizeof f->result.updated);
+    n = add_span(dst, n, s->host_norms, s->model->units * sizeof *s->host_norms);
+    return add_span(dst, n, &s->made, sizeof s->made);
+}
+
+// dst[SPANS] gets the pieces of memory that an access of an operation names; returns how many.
+static size_t spans_of(struct session *s, const struct op *op, const struct access *a,
+                       uint64_t step, struct span *dst)
+{
+    size_t own = elem_bytes(s), n;
+    switch (a->kind) {
+    case BUF_TOKEN:
+        return 0;
+    case BUF_SCALE:
+        return spans_of_scale(s, step, dst);
+    case BUF_PARAMS:
+        n = add_stamp(s->here + a->index, a, dst, 0);
+        return add_slice(s, op, a, dst, n, own);
+    case BUF_SLOT:
+        n = add_stamp(s->slot + a->index, a, dst, 0);
+        return add_slice(s, op, a, dst, n, own);
+    case BUF_HOST_PARAMS:
+        n = add_span(dst, 0, s->newest[a->index].version + a->slice, sizeof(uint64_t));
+        return add_slice(s, op, a, dst, n, own);
+    case BUF_GRADS:
+    case BUF_HOST_GRADS:
+    case BUF_HOST_STAGE:
+        return add_slice(s, op, a, dst, 0, own);
+    case BUF_HOST_MOMENTS:
+        n = add_slice(s, op, a, dst, 0, sizeof(float));
+        return add_span(dst, n, dst->at + unit_elems(s, a->index) * sizeof(float), dst->bytes);
+    case BUF_HOST_MASTER:
+    case BUF_HOST_SUM:
+        return add_slice(s, op, a, dst, 0, sizeof(float));
+    case BUF_HOST_CHUNKS:
+        n = add_slice(s, op, a, dst, 0, sizeof(float));
+        dst->at = whole(s, a).at + (size_t)(dst->at - whole(s, a).at) / SUMSQ_CHUNK;
+        dst->bytes = (dst->bytes / sizeof(float) + SUMSQ_CHUNK - 1) / SUMSQ_CHUNK * sizeof(float);
+        return n;
+    default:
+        assert_int_equal(a->slice, 0);
+        *dst = whole(s, a);
+        return dst->bytes > 0;
+    }
+}
+
+// The unit that a place on the device holds is one for all its slices.
+static bool is_unit(const struct access *a, const struct span *span)
+{
+    return (a->kind == BUF_PARAMS || a->kind == BUF_SLOT) && span->bytes == sizeof(size_t);
+}
+
+static bool overlap(const struct span *x, const struct span *y)
+{
+    return x->at < y->at + y->bytes && y->at < x->at + x->bytes;
+}
+
+// A buffer or slice has the same memory in every operation, and shares it with no other.
+static void check_names(struct session *s, const struct graph *g, enum which which, uint64_t *rng)
+{
+    struct {
+        struct access access;
+        struct span span[SPANS];
+        size_t n;
+    } *seen = test_alloc(g->n_accesses, sizeof *seen);
+    size_t n_seen = 0;
+    (void)which;
+    (void)rng;
+    for (const struct op *op = g->ops; op < g->ops + g->n_ops; op++) {
+        for (size_t k = 0; k < op->n_accesses; k++) {
+            const struct access *a = g->accesses + op->first_access + k;
+            struct span span[SPANS];
+            size_t n = spans_of(s, op, a, 0, span), known = n_seen;
+            for (size_t i = 0; i < n_seen; i++) {
+                known = same_slice(&seen[i].access, a) ? i : known;
+            }
+            if (known == n_seen) {
+                seen[n_seen].access = *a;
+                seen[n_seen].n = n;
+                memcpy(seen[n_seen++].span, span, sizeof span);
+            }
+            assert_int_equal(seen[known].n, n);
+            assert_memory_equal(seen[known].span, span, n * sizeof *span);
+        }
+    }
+    for (size_t i = 0; i < n_seen; i++) {
+        for (size_t j = 0; j < i; j++) {
+            for (size_t p = 0; p < seen[i].n; p++) {
+                for (size_t q = 0; q < seen[j].n; q++) {
+                    const struct access *a = &seen[i].access, *b = &seen[j].access;
+                    bool unit = same_buffer(a, b) && is_unit(a, seen[i].span + p);
+                    if (!unit && overlap(seen[i].span + p, seen[j].span + q)) {
+                        fail_msg("%s %u and %s %u overlap", buffer_name((enum buffer_kind)a->kind),
+                                 a->index, buffer_name((enum buffer_kind)b->kind), b->index);
+                    }
+                }
+            }
+        }
+    }
+    free(seen);
+}
+
+static void test_names(void **state)
+{
+    each_graph(*state, check_names);
+}
+
+// ---- what an operation touches ------------------------------------------------------------------
+
+// All memory that an access may name: the arenas, what a step leaves, and the session's books,
+// which are never overwritten here, since assertions read them.
+#define REGIONS     14
+#define FIRST_BOOK  10
+#define NOT_TOUCHED 0 // in world.declared; else 1 + enum access_mode
 
 struct world {
     struct session *s;
+    uint64_t step;
     struct span region[REGIONS];
-    char *before[REGIONS], *expected[REGIONS];
-    uint8_t *declared[REGIONS]; // of each byte: 1 read, 2 written
+    char *before[REGIONS], *expected[REGIONS], *start[REGIONS];
+    char *poison[REGIONS]; // what a byte that is not declared is overwritten with
+    uint8_t *declared[REGIONS];
 };
+
+// 0.0115 in fp32 and bf16, which no sum swallows and which, unlike a NaN, does not survive
+// arithmetic.
+#define POISON 0x3c
+// Of bytes that an operation says it overwrites: NaN.
+#define DEAD 0xff
+
+static size_t region_of(const struct world *w, const char *at)
+{
+    for (size_t r = 0; r < REGIONS; r++) {
+        if (at >= w->region[r].at && at < w->region[r].at + w->region[r].bytes) {
+            return r;
+        }
+    }
+    fail_msg("memory that is in no region");
+    return 0;
+}
+
+// Tokens and results become 0, which can still be looked up and is false.
+static void poison_with_zeros(struct world *w)
+{
+    const struct session *s = w->s;
+    static const enum buffer_kind tokens[] = {BUF_TOKENS, BUF_HOST_TOKENS};
+    for (size_t k = 0; k < COUNT(tokens); k++) {
+        for (size_t i = 0; i < s->layout.indices[tokens[k]]; i++) {
+            const struct region *r = s->layout.region[tokens[k]] + i;
+            memset(w->poison[r->space] + r->offset, 0, r->bytes);
+        }
+    }
+    for (size_t f = 0; f < IN_FLIGHT; f++) {
+        const char *updated = (const char *)&s->flight[f].result.updated;
+        memset(w->poison[region_of(w, updated)], 0, 1);
+    }
+}
 
 static void make_world(struct world *w, struct session *s)
 {
-    size_t tokens = s->config.B * s->config.T * s->config.micro_batches;
+    size_t units = s->model->units, n = 0;
     w->s = s;
-    w->region[0] = (struct span){s->arena, s->arena_bytes};
-    w->region[1] = (struct span){(char *)s->host_losses, tokens * sizeof(float)};
-    w->region[2] = (struct span){(char *)&s->adamw, sizeof s->adamw};
-    w->region[3] = (struct span){(char *)s->result, sizeof *s->result};
-    w->region[4] = (struct span){(char *)s->host_norms, s->model->units * sizeof(double)};
+    for (; n < SPACES; n++) {
+        w->region[n] = (struct span){s->arena[n], s->layout.total[n]};
+    }
+    for (struct flight *f = s->flight; f < s->flight + IN_FLIGHT; f++) {
+        w->region[n++] = (struct span){(char *)&f->adamw, sizeof f->adamw};
+        w->region[n++] = (struct span){(char *)&f->result, 2 * sizeof(double)};
+        w->region[n++] = (struct span){(char *)&f->result.updated, 1};
+    }
+    w->region[n++] = (struct span){(char *)s->host_norms, units * sizeof *s->host_norms};
+    assert_int_equal(n, FIRST_BOOK);
+    w->region[n++] = (struct span){(char *)&s->made, sizeof s->made};
+    w->region[n++] = (struct span){(char *)s->newest, units * sizeof *s->newest};
+    w->region[n++] = (struct span){(char *)s->here, units * sizeof *s->here};
+    w->region[n++] = (struct span){(char *)s->slot, sizeof s->slot};
+    assert_int_equal(n, REGIONS);
     for (size_t r = 0; r < REGIONS; r++) {
         w->before[r] = test_alloc(w->region[r].bytes, 1);
         w->expected[r] = test_alloc(w->region[r].bytes, 1);
+        w->start[r] = test_alloc(w->region[r].bytes, 1);
+        w->poison[r] = test_alloc(w->region[r].bytes, 1);
         w->declared[r] = test_alloc(w->region[r].bytes, 1);
+        memset(w->poison[r], POISON, w->region[r].bytes);
     }
+    poison_with_zeros(w);
 }
 
 static void free_world(struct world *w)
@@ -269,289 +557,224 @@ static void free_world(struct world *w)
     for (size_t r = 0; r < REGIONS; r++) {
         free(w->before[r]);
         free(w->expected[r]);
+        free(w->start[r]);
+        free(w->poison[r]);
         free(w->declared[r]);
     }
 }
 
-static void save(struct world *w, char **to)
+static void save(const struct world *w, char *const *to)
 {
     for (size_t r = 0; r < REGIONS; r++) {
-        memcpy(to[r], w->region[r].at, w->region[r].bytes);
-    }
-}
-
-static void restore(struct world *w, char **from)
-{
-    for (size_t r = 0; r < REGIONS; r++) {
-        memcpy(w->region[r].at, from[r], w->region[r].bytes);
-    }
-}
-
-static void declare_span(struct world *w, const struct span *span, bool write)
-{
-    for (size_t r = 0; r < REGIONS; r++) {
-        if (span->at >= w->region[r].at && span->at < w->region[r].at + w->region[r].bytes) {
-            size_t first = (size_t)(span->at - w->region[r].at);
-            assert_true(first + span->bytes <= w->region[r].bytes);
-            for (size_t i = first; i < first + span->bytes; i++) {
-                w->declared[r][i] |= write ? 2 : 1;
-            }
+        if (w->region[r].bytes) {
+            memcpy(to[r], w->region[r].at, w->region[r].bytes);
         }
     }
 }
 
-// Marks what the operation declares, but for the access `without`.
-static void declare_op(struct world *w, const struct graph *g, const struct op *op, size_t without)
+static void restore(const struct world *w, char *const *from)
 {
     for (size_t r = 0; r < REGIONS; r++) {
-        memset(w->declared[r], 0, w->region[r].bytes);
+        if (w->region[r].bytes) {
+            memcpy(w->region[r].at, from[r], w->region[r].bytes);
+        }
     }
+}
+
+static void declare_span(struct world *w, const struct span *span, enum access_mode mode)
+{
+    size_t r = region_of(w, span->at), first = (size_t)(span->at - w->region[r].at);
+    assert_true(first + span->bytes <= w->region[r].bytes);
+    memset(w->declared[r] + first, 1 + (int)mode, span->bytes);
+}
+
+// What is written before a step starts, and so declared nowhere.
+static void declare_inputs(struct world *w, const struct op *op)
+{
+    struct session *s = w->s;
+    struct flight *f = s->flight + w->step % IN_FLIGHT;
+    if (op->kind == OP_TOKENS_IN) {
+        const struct access tokens = {.kind = BUF_HOST_TOKENS,
+                                      .index = (uint32_t)host_tokens(s, w->step, op->micro)};
+        struct span span = whole(s, &tokens);
+        declare_span(w, &span, ACCESS_READ);
+    } else if (!s->plan.hold_updates && (op->kind == OP_ADAM || op->kind == OP_HOST_ADAM)) {
+        declare_span(w, &(struct span){(char *)&f->adamw, sizeof f->adamw}, ACCESS_READ);
+    }
+}
+
+// Marks what the operation declares, but for the buffer of `without`.
+static void declare_op(struct world *w, const struct graph *g, const struct op *op,
+                       const struct access *without)
+{
+    for (size_t r = 0; r < REGIONS; r++) {
+        memset(w->declared[r], NOT_TOUCHED, w->region[r].bytes);
+    }
+    declare_inputs(w, op);
     for (size_t k = 0; k < op->n_accesses; k++) {
         const struct access *a = g->accesses + op->first_access + k;
-        struct span spans[4];
-        for (size_t i = k == without ? 0 : spans_of(w->s, a, spans); i-- > 0;) {
-            declare_span(w, spans + i, a->write);
+        struct span span[SPANS];
+        size_t n = without && same_buffer(a, without) ? 0 : spans_of(w->s, op, a, w->step, span);
+        while (n-- > 0) {
+            declare_span(w, span + n, (enum access_mode)a->mode);
         }
     }
 }
 
-// What a byte that is not declared is overwritten with: 0.0115 in fp32 and bf16, which no sum
-// swallows and which, unlike a NaN, does not survive arithmetic. Tokens and results become 0, which
-// can still be looked up and is false.
-static char poison(const struct world *w, size_t r, size_t i)
+static void overwrite_undeclared(struct world *w)
 {
-    bool token = r == 0 && i >= w->s->tokens && i < w->s->losses;
-    return token || r == 3 ? 0 : 0x3c;
-}
-
-static void poison_undeclared(struct world *w)
-{
-    for (size_t r = 0; r < REGIONS; r++) {
+    for (size_t r = 0; r < FIRST_BOOK; r++) {
+        char *at = w->region[r].at;
+        const char *poison = w->poison[r];
+        const uint8_t *declared = w->declared[r];
         for (size_t i = 0; i < w->region[r].bytes; i++) {
-            if (!w->declared[r][i]) {
-                w->region[r].at[i] = poison(w, r, i);
-            }
+            at[i] = declared[i] == NOT_TOUCHED        ? poison[i]
+                    : declared[i] == 1 + ACCESS_WRITE ? (char)DEAD
+                                                      : at[i];
         }
     }
 }
 
-// Bytes that are wrong after the operation has run in a poisoned world.
+// Bytes that are wrong after the operation has run in a world that was overwritten. A dead byte
+// that it leaves alone both times is as good as overwritten: nobody may read it.
 static size_t wrong_bytes(const struct world *w)
 {
     size_t wrong = 0;
     for (size_t r = 0; r < REGIONS; r++) {
+        const char *now = w->region[r].at, *before = w->before[r], *expected = w->expected[r];
+        const char *other = r < FIRST_BOOK ? w->poison[r] : before;
+        const uint8_t *declared = w->declared[r];
         for (size_t i = 0; i < w->region[r].bytes; i++) {
-            uint8_t declared = w->declared[r][i];
-            char expected = declared & 2   ? w->expected[r][i]
-                            : declared & 1 ? w->before[r][i]
-                                           : poison(w, r, i);
-            wrong += w->region[r].at[i] != expected;
+            char want = declared[i] == NOT_TOUCHED       ? other[i]
+                        : declared[i] == 1 + ACCESS_READ ? before[i]
+                                                         : expected[i];
+            bool left =
+                declared[i] == 1 + ACCESS_WRITE && now[i] == (char)DEAD && expected[i] == before[i];
+            wrong += now[i] != want && !left;
         }
     }
     return wrong;
 }
 
-// Runs the operation once as it is and once poisoned; the world then is as after the first.
-static size_t try_op(struct world *w, const struct graph *g, const struct op *op, size_t without)
+static void run(struct world *w, const struct op *op)
+{
+    struct error err = {0};
+    assert_int_equal(run_op(w->s, op, w->step, &err), STATUS_OK);
+}
+
+// Runs the operation once as it is and once overwritten; the world then is as after the first.
+static size_t try_op(struct world *w, const struct graph *g, const struct op *op,
+                     const struct access *without)
 {
     save(w, w->before);
-    run_op(w->s, op);
+    run(w, op);
     save(w, w->expected);
     restore(w, w->before);
     declare_op(w, g, op, without);
-    poison_undeclared(w);
-    run_op(w->s, op);
+    overwrite_undeclared(w);
+    run(w, op);
     size_t wrong = wrong_bytes(w);
     restore(w, w->expected);
     return wrong;
 }
 
-// An access of no bytes (fp32 has no gradient of its own for the tied embedding) needs no proof.
-static bool has_bytes(struct session *s, const struct access *a)
+static bool does_nothing(const struct op *op)
 {
-    struct span spans[4];
-    size_t bytes = 0;
-    for (size_t i = spans_of(s, a, spans); i-- > 0;) {
-        bytes += spans[i].bytes;
-    }
-    return bytes > 0;
+    return op->kind == OP_BARRIER || op->kind == OP_BEGIN;
 }
 
-// With all accesses no byte is wrong; with any one of them left out, some are.
-static void check_op(struct world *w, const struct graph *g, const struct op *op)
+// With all accesses no byte is wrong; without any one of the buffers some are. Of those one in
+// `sample` is tried.
+static void check_op(struct world *w, const struct graph *g, const struct op *op, uint64_t *rng,
+                     size_t sample)
 {
-    for (size_t k = 0; k < op->n_accesses; k++) {
+    struct span span[SPANS];
+    for (size_t k = 0; k < op->n_accesses && !does_nothing(op); k++) {
         const struct access *a = g->accesses + op->first_access + k;
-        char *start[REGIONS];
-        for (size_t r = 0; r < REGIONS; r++) {
-            start[r] = test_alloc(w->region[r].bytes, 1);
+        bool another = k && same_buffer(a, a - 1); // slice of a buffer that was tried
+        if (another || rng_below(rng, sample) || spans_of(w->s, op, a, w->step, span) == 0) {
+            continue;
         }
-        save(w, start);
-        if (has_bytes(w->s, a) && try_op(w, g, op, k) == 0) {
-            fail_msg("operation %zu (kind %u, unit %u) does not touch buffer (%u, %u)",
-                     (size_t)(op - g->ops), op->kind, op->unit, a->kind, a->index);
+        save(w, w->start);
+        if (try_op(w, g, op, a) == 0) {
+            fail_msg("operation %zu (%s of unit %u) does not touch %s %u", (size_t)(op - g->ops),
+                     op_name(op->kind), op->unit, buffer_name((enum buffer_kind)a->kind), a->index);
         }
-        restore(w, start);
-        for (size_t r = 0; r < REGIONS; r++) {
-            free(start[r]);
-        }
+        restore(w, w->start);
     }
-    size_t wrong = try_op(w, g, op, SIZE_MAX);
+    size_t wrong = try_op(w, g, op, NULL);
     if (wrong) {
-        fail_msg("operation %zu (kind %u, unit %u) touches what it does not declare: %zu bytes "
-                 "are wrong",
-                 (size_t)(op - g->ops), op->kind, op->unit, wrong);
+        fail_msg("operation %zu (%s of unit %u, micro-batch %u, slice %u) touches what it does not "
+                 "declare: %zu bytes are wrong",
+                 (size_t)(op - g->ops), op_name(op->kind), op->unit, op->micro, op->slice, wrong);
     }
 }
 
-static void test_declared_is_touched(void **state)
+// Two rounds: the second finds what the first has left.
+static void check_touched(struct session *s, const struct graph *g, enum which which, uint64_t *rng)
 {
-    const struct graph_case *c = *state;
-    const struct session_update update = {.lr = 0.01,
-                                          .beta1 = 0.9,
-                                          .beta2 = 0.95,
-                                          .eps = 1e-8,
-                                          .weight_decay = 0.1,
-                                          .clip = 1,
-                                          .guard = true};
-    struct session_result result = {0};
-    struct world w;
-    struct tiny t;
-    uint64_t rng = test_seed();
-    open_case(&t, c);
-    int32_t *batch = tiny_batch(&rng, t.tokens, 20);
-    t.s->in_tokens = batch;
-    t.s->in_targets = batch + t.tokens;
-    t.s->update = &update;
-    t.s->result = &result;
-    make_world(&w, t.s);
-    const struct graph *g = graph_of(t.s, c->which);
-    for (size_t round = 0; round < 2; round++) { // the second finds what the first has left
-        t.s->pos = round;
-        t.s->token = (int32_t)(3 + round);
-        for (size_t i = 0; i < g->n_ops; i++) {
-            check_op(&w, g, g->ops + i);
+    struct session_update update = {
+        .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+    size_t n = s->config.B * s->config.T;
+    struct world w = {0};
+    bool hold = update.guard = s->plan.hold_updates;
+    update.clip = hold;
+    make_world(&w, s);
+    for (w.step = 0; w.step < 2; w.step++) {
+        struct flight *f = s->flight + w.step;
+        f->update = update;
+        f->adamw = adamw_of(&update, 1, w.step);
+        s->pos = w.step;
+        s->token = (int32_t)(3 + w.step);
+        for (size_t m = 0; m < s->config.micro_batches; m++) {
+            int32_t *batch = tiny_batch(rng, n, 20);
+            memcpy(at(s, BUF_HOST_TOKENS, host_tokens(s, w.step, m)), batch, 2 * n * sizeof *batch);
+            free(batch);
         }
-        assert_true(c->which != STEP || result.updated);
+        for (size_t u = 0; u < s->model->units && which != STEP; u++) {
+            float x; // what is on the device is old: it is fetched again
+            session_read(s, STATE_PARAMS, u, 0, &x, 1);
+            session_write(s, STATE_PARAMS, u, 0, &x, 1);
+        }
+        for (size_t i = 0; i < g->n_ops; i++) {
+            check_op(&w, g, g->ops + i, rng, s->lanes ? 4 : 1);
+        }
+        assert_true(which != STEP || f->result.updated);
     }
     free_world(&w);
-    free(batch);
-    tiny_close(&t);
 }
 
-// ---- names and bytes ----------------------------------------------------------------------------
-
-// Do pieces of two buffers overlap, or two pieces of one?
-static bool overlap(struct session *s, const struct access *a, const struct access *b, bool one)
+static void test_touched(void **state)
 {
-    struct span x[4], y[4];
-    size_t nx = spans_of(s, a, x), ny = spans_of(s, b, y);
-    for (size_t i = 0; i < nx; i++) {
-        for (size_t j = one ? i + 1 : 0; j < ny; j++) {
-            if (x[i].at < y[j].at + y[j].bytes && y[j].at < x[i].at + x[i].bytes) {
-                return true;
-            }
-        }
-    }
-    return false;
+    each_graph(*state, check_touched);
 }
 
-// Do two operations conflict: by the names of their buffers, or by the bytes?
-static bool conflict(struct session *s, const struct graph *g, const struct op *a,
-                     const struct op *b, bool by_bytes)
+int main(int argc, char **argv)
 {
-    for (size_t i = 0; i < a->n_accesses; i++) {
-        for (size_t j = 0; j < b->n_accesses; j++) {
-            const struct access *x = g->accesses + a->first_access + i;
-            const struct access *y = g->accesses + b->first_access + j;
-            if ((x->write || y->write) &&
-                (by_bytes ? overlap(s, x, y, false) : same_buffer(x, y))) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-// Any two operations, of one run of the list or of two, that touch the same bytes, one of them
-// writing, are ordered by the declared accesses.
-static void test_bytes_are_ordered(void **state)
-{
-    const struct graph_case *c = *state;
-    struct session_result result;
-    struct tiny t;
-    open_case(&t, c);
-    t.s->result = &result;
-    const struct graph *g = graph_of(t.s, c->which);
-    size_t n = 2 * g->n_ops, conflicts = 0;
-    bool *path = test_alloc(n * n, sizeof *path); // path[i*n+j]: i must be done before j
-    for (size_t j = 0; j < n; j++) {
-        for (size_t i = j; i-- > 0;) {
-            const struct op *a = g->ops + i % g->n_ops, *b = g->ops + j % g->n_ops;
-            if (!path[i * n + j] && conflict(t.s, g, a, b, false)) {
-                path[i * n + j] = true;
-                for (size_t k = 0; k < i; k++) {
-                    path[k * n + j] = path[k * n + j] || path[k * n + i];
-                }
-            }
-        }
-    }
-    for (size_t j = 0; j < n; j++) {
-        for (size_t i = 0; i < j; i++) {
-            const struct op *a = g->ops + i % g->n_ops, *b = g->ops + j % g->n_ops;
-            if (conflict(t.s, g, a, b, true)) {
-                conflicts++;
-                if (!path[i * n + j]) {
-                    fail_msg("operations %zu and %zu touch the same bytes in any order", i, j);
-                }
-            }
-        }
-    }
-    assert_true(conflicts > n);
-    free(path);
-    tiny_close(&t);
-}
-
-// Each buffer, and each of its pieces, has memory of its own.
-static void test_buffers_do_not_overlap(void **state)
-{
-    const struct graph_case *c = *state;
-    struct session_result result;
-    struct tiny t;
-    open_case(&t, c);
-    t.s->result = &result;
-    const struct graph *g = graph_of(t.s, c->which);
-    for (size_t i = 0; i < g->n_accesses; i++) {
-        for (size_t j = 0; j <= i; j++) {
-            const struct access *a = g->accesses + i, *b = g->accesses + j;
-            if (overlap(t.s, a, b, same_buffer(a, b))) {
-                fail_msg("buffers (%u, %u) and (%u, %u) overlap", a->kind, a->index, b->kind,
-                         b->index);
-            }
-        }
-    }
-    tiny_close(&t);
-}
-
-int main(void)
-{
+    (void)argc;
+    test_threads_sleep(argv);
     static const struct {
         const char *name;
         void (*run)(void **state);
     } per_case[] = {
         {"what is read was written before", test_data_flow},
+        {"ggml #1501: buffers do not overlap", test_names},
         {"fairscale #496, DeepSpeed #1219: operations touch what they declare, all of it",
-         test_declared_is_touched},
-        {"what touches the same bytes is ordered", test_bytes_are_ordered},
-        {"ggml #1501: live buffers do not overlap", test_buffers_do_not_overlap},
+         test_touched},
     };
-    struct CMUnitTest tests[1 + COUNT(per_case) * COUNT(cases)] = {cmocka_unit_test(test_order)};
+    static const struct CMUnitTest once[] = {
+        cmocka_unit_test(test_order),
+        {.name = "edges against all pairs of operations", .test_func = test_link},
+        {.name = "edges by hand", .test_func = test_link_by_hand},
+    };
+    struct CMUnitTest tests[COUNT(once) + COUNT(per_case) * COUNT(cases)];
     static char names[COUNT(tests)][128];
-    for (size_t i = 0; i + 1 < COUNT(tests); i++) {
-        size_t t = i / COUNT(cases), c = i % COUNT(cases);
+    memcpy(tests, once, sizeof once);
+    for (size_t i = COUNT(once); i < COUNT(tests); i++) {
+        size_t t = (i - COUNT(once)) / COUNT(cases), c = (i - COUNT(once)) % COUNT(cases);
         snprintf(names[i], sizeof names[i], "%s: %s", per_case[t].name, cases[c].name);
-        tests[i + 1] = (struct CMUnitTest){
+        tests[i] = (struct CMUnitTest){
             .name = names[i], .test_func = per_case[t].run, .initial_state = (void *)(cases + c)};
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("graph", tests, NULL, NULL);
 }

@@ -52,14 +52,19 @@ uint64_t test_seed(void)
 
 // ---- sessions -----------------------------------------------------------------------------------
 
+struct gpt_config tiny_config(const struct tiny_shape *shape)
+{
+    return (struct gpt_config){.max_seq = shape->max_seq,
+                               .vocab = shape->vocab,
+                               .layers = shape->layers,
+                               .heads = shape->heads,
+                               .hidden = shape->hidden,
+                               .head_rows = shape->head_rows};
+}
+
 void tiny_open(struct tiny *t, const struct tiny_shape *shape)
 {
-    struct gpt_config config = {.max_seq = shape->max_seq,
-                                .vocab = shape->vocab,
-                                .layers = shape->layers,
-                                .heads = shape->heads,
-                                .hidden = shape->hidden,
-                                .head_rows = shape->head_rows};
+    struct gpt_config config = tiny_config(shape);
     struct device_config device = {.kind = "cpu",
                                    .dtype = shape->dtype,
                                    .threads = shape->threads,

@@ -28,6 +28,7 @@ struct tiny {
     size_t tokens; // of a step
 };
 
+struct gpt_config tiny_config(const struct tiny_shape *shape);
 void tiny_open(struct tiny *t, const struct tiny_shape *shape);
 void tiny_close(struct tiny *t);
 
