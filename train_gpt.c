@@ -323,6 +323,22 @@ static int lock_out(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
+// What is written at the end can be written: found now, not then.
+static int check_outputs(const struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    const struct {
+        const char *name, *path;
+    } outputs[] = {{"save-plan", o->save_plan}, {"trace", o->trace}, {"timeline", o->timeline}};
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++) {
+        struct error why;
+        if (outputs[i].path[0] && file_writable(outputs[i].path, &why)) {
+            return error_set(err, why.status, "--%s: %s", outputs[i].name, why.text);
+        }
+    }
+    return STATUS_OK;
+}
+
 static int check_room(struct run *run, struct error *err)
 {
     struct model_header h = header_of(run);
@@ -1345,7 +1361,7 @@ static int keep_room_for_times(struct run *run, struct error *err)
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (lock_out(run, err) || (o->resume && begin_resume(run, err))) {
+    if (lock_out(run, err) || check_outputs(run, err) || (o->resume && begin_resume(run, err))) {
         return err->status;
     }
     guess_val(run);

@@ -250,6 +250,18 @@ int atomic_commit(struct atomic_file *f, struct error *err)
     return sync_folder_of(f->path, err);
 }
 
+int file_writable(const char *path, struct error *err)
+{
+    struct atomic_file f;
+    struct stat at;
+    if (stat(path, &at) == 0 && S_ISDIR(at.st_mode)) {
+        return fail_write(path, EISDIR, err);
+    }
+    int status = atomic_open(&f, path, err);
+    atomic_abort(&f);
+    return status;
+}
+
 int file_replace(const char *path, const void *data, size_t bytes, struct error *err)
 {
     struct atomic_file f;

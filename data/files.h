@@ -51,6 +51,9 @@ int atomic_rewrite(struct atomic_file *f, uint64_t offset, const void *data, siz
 int atomic_commit(struct atomic_file *f, struct error *err);
 void atomic_abort(struct atomic_file *f); // does nothing after a commit or a failure
 
+// Could a file of this name be written? Makes its temporary file and removes it.
+int file_writable(const char *path, struct error *err);
+
 // The whole content at once.
 int file_replace(const char *path, const void *data, size_t bytes, struct error *err);
 

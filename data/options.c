@@ -10,6 +10,7 @@
 #define G           1e9
 #define HELLASWAG   "dev/data/hellaswag/hellaswag_val.bin"
 #define ONE_PROCESS "this program is one process"
+#define PLANNING    "Memory and planning"
 
 #define AT(field) offsetof(struct options, field)
 // clang-format off
@@ -116,7 +117,7 @@ static const struct option_row table[] = {
     SWITCH("help", NULL, help, false, "print this"),
     SWITCH("version", NULL, version, false, "print the version"),
 #undef GROUP
-#define GROUP "Memory and planning"
+#define GROUP PLANNING
     BYTES("device-memory", device_memory, "no cap",
           "cap on device memory; what does not fit moves to the host and back as it is used"),
     BYTES("host-memory", host_memory, "what is free", "cap on host memory, pinned memory included"),
@@ -522,13 +523,97 @@ static void apply_hellaswag(struct options *o, const char *value)
     o->given[eval - table] = 1;
 }
 
+// Has it a value that is not its default?
+static bool asks_for(const struct options *o, const struct option_row *row)
+{
+    char value[OPTION_TEXT_MAX];
+    if (row->automatic && in_words(row)) {
+        return *(const int64_t *)((const char *)o + row->offset) != OPTION_AUTO;
+    }
+    get_value(o, row, value);
+    return strcmp(value, row->initial) != 0;
+}
+
+// What no run can do at once, or what one of them would make the other do nothing.
+static const struct {
+    const char *name, *other, *why;
+} excluded[] = {
+    {"machine", "emulate", "--emulate plans for the machine that it paces"},
+    {"plan", "policy", "the plan in the file is followed as it is; leave one of them out"},
+    {"plan-only", "generate", "one plans a training run, the other runs a trained model"},
+    {"plan-only", "resume",
+     "it plans without a run; give --model FILE for a trained model's shape"},
+    {"plan-only", "plan",
+     "it lists every policy's plan; without it the plan's figures are printed"},
+    {"plan-only", "policy", "it lists every policy; without it the one is used"},
+    {"plan-only", "save-plan",
+     "it lists every policy's plan; without it the chosen one is written"},
+    {"plan-only", "trace", "no step is made that could be drawn"},
+    {"plan-only", "timeline", "no step is made that could be drawn"},
+    {"plan-only", "chaos", "no step is made that could be disturbed"},
+};
+
+// An option that says something about another one.
+static const struct {
+    const char *name, *needs;
+} needed[] = {{"format", "plan-only"}, {"gpus", "plan-only"}};
+
+static int check_pairs(const struct options *o, struct error *err)
+{
+    for (size_t i = 0; i < sizeof excluded / sizeof *excluded; i++) {
+        const char *name = excluded[i].name, *other = excluded[i].other;
+        if (asks_for(o, row_by_name(name, strlen(name))) &&
+            asks_for(o, row_by_name(other, strlen(other)))) {
+            return error_set(err, STATUS_USAGE, "--%s and --%s exclude each other: %s", name, other,
+                             excluded[i].why);
+        }
+    }
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
+        const char *name = needed[i].name, *needs = needed[i].needs;
+        if (asks_for(o, row_by_name(name, strlen(name))) &&
+            !asks_for(o, row_by_name(needs, strlen(needs)))) {
+            return error_set(err, STATUS_USAGE, "--%s means nothing without --%s", name, needs);
+        }
+    }
+    return STATUS_OK;
+}
+
+// Options whose values are about planning.
+static int check_planning(const struct options *o, struct error *err)
+{
+    bool planned = o->plan_only || o->machine[0] || o->device_memory != OPTION_AUTO;
+    if (o->link_gb_per_s > 0 && !planned && !o->emulate[0]) {
+        return error_set(err, STATUS_USAGE,
+                         "--link-gb-per-s %g means nothing without a device behind a link: give "
+                         "--device-memory too",
+                         o->link_gb_per_s);
+    }
+    if (o->micro_batch == OPTION_AUTO && (o->plan[0] || o->emulate[0])) {
+        return error_set(err, STATUS_USAGE,
+                         "--micro-batch auto and --%s exclude each other: %s; give the rows of a "
+                         "micro-batch (-b N)",
+                         o->plan[0] ? "plan" : "emulate",
+                         o->plan[0] ? "a plan is for one micro-batch"
+                                    : "what is emulated is one miniature of one run");
+    }
+    for (size_t i = 0; i < ROWS && o->generate; i++) {
+        if (strcmp(table[i].group, PLANNING) == 0 && asks_for(o, &table[i])) {
+            return error_set(err, STATUS_USAGE,
+                             "--%s and --generate exclude each other: only training is planned, a "
+                             "trained model is run without a cap",
+                             table[i].name);
+        }
+    }
+    return STATUS_OK;
+}
+
 static int check_combination(const struct options *o, struct error *err)
 {
     if (o->out[0] == '\0' && (o->resume || o->checkpoint_every > 0)) {
         return error_set(err, STATUS_USAGE, "%s needs a directory: --out DIR (-o)",
                          o->resume ? "--resume (-y)" : "--checkpoint-every (-n)");
     }
-    return STATUS_OK;
+    return check_pairs(o, err) ? err->status : check_planning(o, err);
 }
 
 static void set_defaults(struct options *o)

@@ -128,7 +128,11 @@ static void every_option_takes_its_range_and_no_more(void **state)
         if (t[i].type != OPTION_INT && t[i].type != OPTION_REAL) {
             continue;
         }
-        const char *formats[] = {"--out x --%s=%s", "--out x --%s %s"};
+        // What some options mean nothing without.
+        const char *formats[] = {"--out x --plan-only --%s=%s",
+                                 "--out x --device-memory 1 --%s %s"};
+        formats[0] = strcmp(t[i].name, "chaos") == 0 ? "--out x --%s=%s" : formats[0];
+        formats[1] = strcmp(t[i].name, "gpus") == 0 ? "--out x --plan-only --%s %s" : formats[1];
         double ends[] = {t[i].min, t[i].max};
         for (int e = 0; e < 2; e++) {
             struct options o;
@@ -306,23 +310,23 @@ static void memory_and_planning_reach_their_fields(void **state)
     (void)state;
     struct options o;
     parses(&o, "--device-memory 600M --host-memory 3Gi --pinned-memory 1G --link-gb-per-s 2.5 "
-               "--machine m --emulate e:16 --host-threads 3 --policy twin-flow:0.25 --plan p "
-               "--save-plan s --plan-only --gpus 4 --format json --report 10 --trace t.json "
-               "--timeline t.svg --chaos 7");
+               "--machine m --host-threads 3 --policy twin-flow:0.25 --save-plan s --report 10 "
+               "--trace t.json --timeline t.svg --chaos 7");
     assert_int_equal(o.device_memory, 600000000);
     assert_int_equal(o.host_memory, (int64_t)3 << 30);
     assert_int_equal(o.pinned_memory, 1000000000);
     assert_true(o.link_gb_per_s == 2.5);
     assert_string_equal(o.machine, "m");
-    assert_string_equal(o.emulate, "e:16");
     assert_string_equal(o.policy, "twin-flow:0.25");
-    assert_string_equal(o.plan, "p");
     assert_string_equal(o.save_plan, "s");
     assert_string_equal(o.trace, "t.json");
     assert_string_equal(o.timeline, "t.svg");
-    assert_true(o.plan_only && o.host_threads == 3 && o.gpus == 4 && o.report == 10 &&
-                o.chaos == 7);
-    assert_int_equal(o.format, FORMAT_JSON);
+    assert_true(o.host_threads == 3 && o.report == 10 && o.chaos == 7);
+    parses(&o, "--emulate e:16 --plan p --link-gb-per-s 1");
+    assert_string_equal(o.emulate, "e:16");
+    assert_string_equal(o.plan, "p");
+    parses(&o, "--plan-only --gpus 4 --format json");
+    assert_true(o.plan_only && o.gpus == 4 && o.format == FORMAT_JSON);
     refused("--device-memory 0", "--device-memory~'0' is out of range~auto: no cap");
     refused("--host-memory 0", "--host-memory~out of range~auto: what is free");
     refused("--gpus 0", "--gpus~1 to 1024");
@@ -381,6 +385,36 @@ static void only_the_short_resume_may_begin_anew(void **state)
     assert_false(o.resume || o.begin_if_none);
     refused("-y 1", "--resume~--out");
     refused("-n 10", "--checkpoint-every~--out");
+}
+
+static void contradictions_are_refused(void **state)
+{
+    (void)state;
+    static const char *const pairs[][2] = {
+        {"--machine m", "--emulate e"},      {"--plan p", "--policy resident"},
+        {"--plan-only", "--generate"},       {"--plan-only", "--resume --out x"},
+        {"--plan-only", "--plan p"},         {"--plan-only", "--policy resident"},
+        {"--plan-only", "--save-plan s"},    {"--plan-only", "--trace t"},
+        {"--plan-only", "--timeline t"},     {"--plan-only", "--chaos 1"},
+        {"--micro-batch auto", "--plan p"},  {"--micro-batch auto", "--emulate e"},
+        {"--device-memory 1", "--generate"}, {"--policy resident", "--generate"}};
+    struct options o;
+    char line[128], words[128];
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const char *a = pairs[i][0], *b = pairs[i][1];
+        snprintf(words, sizeof words, "%.*s~%.*s~exclude each other", (int)strcspn(a, " "), a,
+                 (int)strcspn(b, " "), b);
+        for (int swap = 0; swap < 2; swap++) {
+            snprintf(line, sizeof line, "%s %s", swap ? b : a, swap ? a : b);
+            refused(line, words);
+        }
+    }
+    refused("--gpus 2", "--gpus~without --plan-only");
+    refused("--format json", "--format~without --plan-only");
+    refused("--link-gb-per-s 2", "--link-gb-per-s 2~--device-memory");
+    // Saying what is so anyway contradicts nothing.
+    parses(&o, "--gpus 1 --format text --link-gb-per-s 0 --plan p --policy auto --plan-only 0");
+    parses(&o, "--generate --device-memory auto --host-threads 0 --report 0");
 }
 
 static void help_and_version_end_the_parsing(void **state)
@@ -797,6 +831,7 @@ int main(void)
         cmocka_unit_test(messages_stay_one_line),
         cmocka_unit_test(the_last_of_two_wins),
         cmocka_unit_test(only_the_short_resume_may_begin_anew),
+        cmocka_unit_test(contradictions_are_refused),
         cmocka_unit_test(help_and_version_end_the_parsing),
         cmocka_unit_test(help_names_every_option_with_default_and_range),
         cmocka_unit_test(llm_c_scripts_parse_with_their_meaning),
