@@ -176,12 +176,7 @@ static size_t smaller_batch(const struct search *s, const struct plan *plan)
     return 0;
 }
 
-static double gb(size_t bytes)
-{
-    return (double)bytes / 1e9;
-}
-
-// "device memory: 12.3 GB are needed, 2.3 GB more than there are" for each budget that is short.
+// "5000 bytes of device memory, 1000 more than the 4000 there are" for each budget that is short.
 static int describe_short(char *out, size_t size, const struct plan_bytes *bytes,
                           const struct budget *budget)
 {
@@ -193,10 +188,10 @@ static int describe_short(char *out, size_t size, const struct plan_bytes *bytes
     for (int i = 0; i < 2; i++) {
         if (need[i] > has[i]) {
             n += snprintf(out + n, size - (size_t)n,
-                          "%s%.3f GB of %s memory, %.3f GB more than the %.3f GB there are "
+                          "%s%zu bytes of %s memory, %zu more than the %zu there are "
                           "(--%s-memory %zu would do)",
-                          n ? ", and " : "", gb(need[i]), name[i], gb(need[i] - has[i]), gb(has[i]),
-                          name[i], need[i]);
+                          n ? ", and " : "", need[i], name[i], need[i] - has[i], has[i], name[i],
+                          need[i]);
         }
     }
     return n;
@@ -237,9 +232,11 @@ static bool run_policy(struct search *s, const char *policy)
             continue;
         }
         bool takes_ratio = p->choose == some_optimizers_on_host;
+        const char *number = policy + name + (policy[name] != 0);
         char *end = NULL;
-        double ratio = policy[name] ? strtod(policy + name + 1, &end) : 0;
-        bool has_ratio = end && end != policy + name + 1 && !*end && ratio >= 0 && ratio <= 1;
+        double ratio = strtod(number, &end);
+        bool has_ratio =
+            *number && strspn(number, "0123456789.") == strlen(number) && !*end && ratio <= 1;
         if (takes_ratio ? !has_ratio : policy[name]) {
             return false;
         }

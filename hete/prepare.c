@@ -61,29 +61,50 @@ static size_t given_or(size_t given, size_t has)
     return given ? given : has;
 }
 
-// An emulated device's memory is the host's too. Some of it is left for everything that is no
-// arena.
+// What the arenas may take: some is left for everything that is none.
 #define HOST_RESERVE ((size_t)64 << 20)
 
-static int real_budget(struct budget *b, const struct prepare_config *c, struct error *err)
+static size_t memory_for_arenas(void)
 {
     size_t has = host_memory_free();
-    has = has > HOST_RESERVE ? has - HOST_RESERVE : 0;
-    if (b->device != SIZE_MAX && b->device > has) {
+    return has > HOST_RESERVE ? has - HOST_RESERVE : 0;
+}
+
+// An emulated device's memory is the host's too. A machine file may give more than there is here:
+// what counts is what the plan takes of it (check_room).
+static int real_budget(struct budget *b, const struct prepare_config *c, struct error *err)
+{
+    size_t has = memory_for_arenas();
+    if (c->device_memory > has) {
         return error_set(err, STATUS_FAIL,
                          "--device-memory %zu: the emulated device lies in this machine's memory, "
-                         "of which %zu bytes are free",
-                         b->device, has);
+                         "of which %zu bytes are free; give at most that, or less",
+                         c->device_memory, has);
     }
     if (c->host_memory > has) {
-        return error_set(err, STATUS_FAIL, "--host-memory %zu: only %zu bytes are free",
+        return error_set(err, STATUS_FAIL,
+                         "--host-memory %zu: only %zu bytes are free; give at most that",
                          c->host_memory, has);
     }
-    // Without a cap the device's memory is the host's: the two share what is free.
-    b->host = least(b->host, b->device == SIZE_MAX ? has : has - b->device);
+    b->host = least(b->host, has - c->device_memory);
     b->device = least(b->device, has);
     b->pinned = least(b->pinned, b->host);
     return STATUS_OK;
+}
+
+// Before anything is allocated. Budgets that the user did not set may be this machine's whole
+// memory, each of them.
+static int check_room(const struct prediction *p, struct error *err)
+{
+    size_t needs = p->device_bytes + p->host_bytes + p->pinned_bytes, has = memory_for_arenas();
+    if (needs <= has) {
+        return STATUS_OK;
+    }
+    return error_set(err, STATUS_FAIL,
+                     "training needs %zu bytes of this machine's memory, of which %zu are free: "
+                     "%zu bytes too many; a smaller model, --micro-batch or --seq needs less, and "
+                     "so may a --device-memory below %zu",
+                     needs, has, needs - has, p->device_bytes);
 }
 
 // ---- costs --------------------------------------------------------------------------------------
@@ -107,11 +128,6 @@ static int read_machine(struct context *x, struct error *err)
     x->miniature = 1;
     snprintf(x->out->machine, sizeof x->out->machine, "this machine");
     x->out->slow_motion = 1;
-    if (set(c->machine) && set(c->emulate)) {
-        return error_set(err, STATUS_USAGE,
-                         "--machine and --emulate exclude each other: --emulate "
-                         "plans for the machine that it paces");
-    }
     if (!set(c->machine) && !set(c->emulate)) {
         return STATUS_OK;
     }
@@ -249,11 +265,11 @@ static int share(struct context *x, const struct step_shape *shape, struct error
     return STATUS_OK;
 }
 
-// Costs of a micro-batch of B rows.
-static int set_costs(struct context *x, size_t B, struct error *err)
+static void set_problem(struct context *x, size_t B)
 {
     const struct prepare_config *c = x->config;
     struct prepared *out = x->out;
+    out->costs = (struct costs){0};
     out->problem.model = c->model;
     out->problem.dtype = c->device.dtype;
     out->problem.B = B;
@@ -262,6 +278,24 @@ static int set_costs(struct context *x, size_t B, struct error *err)
     out->problem.hold_updates = c->hold_updates;
     out->problem.costs = &out->costs;
     set_link(x);
+}
+
+// Does anything fit? If not, nothing of this size may be measured, and any costs will show it.
+static bool fits(const struct context *x)
+{
+    struct plan plan;
+    struct error why;
+    return plan_choose(&plan, &x->out->problem, "auto", &why) == STATUS_OK;
+}
+
+// Costs of a micro-batch of B rows.
+static int set_costs(struct context *x, size_t B, struct error *err)
+{
+    const struct prepare_config *c = x->config;
+    struct prepared *out = x->out;
+    if ((!x->has_machine || set(c->emulate)) && !set(c->plan) && !fits(x)) {
+        return STATUS_OK;
+    }
     if (!x->has_machine) {
         out->measured = true;
         return measure(x, B, &out->costs, &out->cached, err);
@@ -304,11 +338,15 @@ static int choose(struct context *x, size_t B, struct error *err)
 {
     struct prepared *out = x->out;
     const struct prepare_config *c = x->config;
-    if (set_costs(x, B, err) ||
-        (set(c->plan) ? plan_from_file(out, c->plan, err) : search(x, err))) {
+    set_problem(x, B);
+    if (set(c->plan) && plan_from_file(out, c->plan, err)) {
         return err->status;
     }
-    return plan_predict(&out->prediction, &out->plan, &out->problem, err);
+    if (set_costs(x, B, err) || (!set(c->plan) && search(x, err)) ||
+        plan_predict(&out->prediction, &out->plan, &out->problem, err)) {
+        return err->status;
+    }
+    return check_room(&out->prediction, err);
 }
 
 // The micro-batch that makes a whole step shortest, of those that divide it. Ties: the larger one.
@@ -318,10 +356,6 @@ static int choose_rows(struct context *x, struct error *err)
     struct error why = {0};
     size_t best = 0;
     double best_s = INFINITY;
-    if (set(c->plan)) {
-        return error_set(err, STATUS_USAGE,
-                         "--micro-batch auto: --plan %s says what the micro-batch is", c->plan);
-    }
     for (size_t B = c->rows; B >= 1; B--) {
         if (c->rows % B) {
             continue;
@@ -364,18 +398,14 @@ int prepare_resident(struct prepared *out, const struct prepare_config *config, 
     struct context x = {.config = config, .out = out};
     *out = (struct prepared){.slow_motion = 1};
     struct plan_problem *p = &out->problem;
-    p->model = config->model;
-    p->dtype = config->device.dtype;
-    p->B = config->B;
-    p->T = config->T;
-    p->micro_batches = config->rows / config->B;
-    p->hold_updates = config->hold_updates;
-    p->costs = &out->costs;
     set_budget(&x);
-    set_link(&x);
+    set_problem(&x, config->B);
     plan_resident(&out->plan, p->model, p->B, p->T, p->micro_batches, p->hold_updates);
-    return real_budget(&p->budget, config, err) || plan_check(&out->plan, p, err) ? err->status
-                                                                                  : STATUS_OK;
+    if (plan_check(&out->plan, p, err) || real_budget(&p->budget, config, err) ||
+        plan_predict(&out->prediction, &out->plan, p, err)) {
+        return err->status;
+    }
+    return check_room(&out->prediction, err);
 }
 
 static int inference_bytes(size_t *bytes, const struct plan_problem *p, const struct plan *plan,
@@ -472,13 +502,15 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
         if (config->rows % B) {
             continue;
         }
+        set_problem(&x, B);
         status = set_costs(&x, B, err);
         for (size_t i = 0; status == STATUS_OK && i < count; i++) {
             char policy[32]; // twin-flow: half of it
             snprintf(policy, sizeof policy, "%s%s", plan_policies[i],
                      strcmp(plan_policies[i], "twin-flow") == 0 ? ":0.5" : "");
             status = try_policy(&x, one, policy, B, err);
-            if (status == STATUS_OK && (list[i].B == 0 || better(one, list + i))) {
+            bool nearer = list[i].error[0] && one->error[0]; // it needs less
+            if (status == STATUS_OK && (list[i].B == 0 || nearer || better(one, list + i))) {
                 list[i] = *one;
             }
         }
