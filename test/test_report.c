@@ -429,12 +429,12 @@ static void policies_are_told_to_people(void **state)
     random_case(&c);
     random_results(results, COUNT(results), &c);
     results[0].prediction = (struct prediction){.step_s = 0.5,
-                                                .bound_s = 0.4,
                                                 .busy_s = {0.4, 0.3, 0.2, 0.1},
                                                 .exposed_s = {0, 0.07, 0.02, 0.01},
                                                 .device_bytes = 5 << 20,
                                                 .host_bytes = 6 << 20,
                                                 .pinned_bytes = 7 << 20};
+    results[0].bound_s = 0.4;
     struct report_subject subject = {"model", "machine", &c.problem, 1e11, 2};
     report_policies(open_text(), &subject, results, COUNT(results));
     char *text = close_text();
