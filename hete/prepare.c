@@ -26,7 +26,8 @@ static bool read_number(const char *path, const char *name, unsigned long long *
     return found;
 }
 
-size_t host_memory_free(void)
+// Bytes that this process may still take: of the system and of its cgroup, whichever is less.
+static size_t host_memory_free(void)
 {
     static const char *const group[][3] = {
         {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",

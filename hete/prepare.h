@@ -59,7 +59,4 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
 int prepared_schedule(const struct prepared *p, const struct graph *graph, struct timing *timings,
                       size_t steps, struct error *err);
 
-// Bytes that this process may still take: of the system and of its cgroup, whichever is less.
-size_t host_memory_free(void);
-
 #endif

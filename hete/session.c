@@ -217,11 +217,6 @@ size_t session_arena_bytes(const struct session *s)
     return s->layout.total[SPACE_DEVICE];
 }
 
-const struct layout *session_layout(const struct session *s)
-{
-    return &s->layout;
-}
-
 // Tokens of a step: beyond any machine, and few enough that the sizes of the largest model that can
 // be asked for (gpt_check) stay below 2^64 bytes.
 #define TOKENS_MAX ((size_t)1 << 31)

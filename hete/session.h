@@ -44,7 +44,6 @@ void session_close(struct session *s);
 // Prints what the arenas hold, in bytes; the exact totals are what was taken.
 void session_print_memory(const struct session *s, FILE *out);
 size_t session_arena_bytes(const struct session *s);
-const struct layout *session_layout(const struct session *s);
 
 // Once a lane has failed nothing runs any more and every call returns at once; this says why.
 // Its status is STATUS_OK while all is well.
