@@ -32,7 +32,7 @@ void plan_resident(struct plan *plan, const struct model *model, size_t B, size_
 struct policy {
     const char *name;
     void (*choose)(struct choice *c, struct search *s, double ratio);
-    bool barrier, fifo, serial_copies;
+    struct handicap handicap;
 };
 
 static size_t blocks_of(const struct search *s)
@@ -42,13 +42,9 @@ static size_t blocks_of(const struct search *s)
 
 static bool fits(struct search *s, const struct choice *c)
 {
-    struct plan plan;
-    struct plan_bytes bytes;
-    plan_of_choice(&plan, s->problem, c);
-    if (!s->status) {
-        s->status = plan_bytes(&bytes, &s->shape, &plan, s->problem->budget.pinned, s->err);
-    }
-    return !s->status && plan_over(&bytes, &s->problem->budget) == 0;
+    struct estimate e;
+    search_estimate(s, c, &e);
+    return e.over <= 0;
 }
 
 static void all_on_device(struct choice *c, struct search *s, double ratio)
@@ -114,28 +110,16 @@ static void chunks_on_device(struct choice *c, struct search *s, double ratio)
 // Held updates (exact clipping) are not StrongHold's, which updates during backward: then only the
 // window and the order are.
 static const struct policy policies[] = {
-    {"resident", all_on_device, false, false, false},
-    {"zero-offload", optimizers_on_host, true, true, false},
-    {"twin-flow", some_optimizers_on_host, true, true, false},
-    {"zero-infinity", all_streamed, true, true, false},
-    {"stronghold", window_on_device, false, true, false},
-    {"patrickstar", chunks_on_device, true, true, true},
+    {"resident", all_on_device, {0}},
+    {"zero-offload", optimizers_on_host, {true, true, false}},
+    {"twin-flow", some_optimizers_on_host, {true, true, false}},
+    {"zero-infinity", all_streamed, {true, true, false}},
+    {"stronghold", window_on_device, {false, true, false}},
+    {"patrickstar", chunks_on_device, {true, true, true}},
 };
 enum { POLICIES = sizeof policies / sizeof *policies };
 
-static bool try_choice(struct search *s, const struct policy *policy, const struct choice *c,
-                       bool as_policy)
-{
-    struct plan plan;
-    plan_of_choice(&plan, s->problem, c);
-    plan.barrier = as_policy && policy->barrier;
-    plan.fifo = as_policy && policy->fifo;
-    plan.serial_copies = as_policy && policy->serial_copies;
-    return search_try(s, &plan);
-}
-
-// as_policy: with the barrier, the order and the exclusion that the policy has.
-static void try_policy(struct search *s, const struct policy *policy, double ratio, bool as_policy)
+static void try_policy(struct search *s, const struct policy *policy, double ratio)
 {
     bool any = false;
     for (int lean = 0; lean < 2 && !any; lean++) {
@@ -145,7 +129,7 @@ static void try_policy(struct search *s, const struct policy *policy, double rat
                 c.n_recompute = recompute ? blocks_of(s) : 0;
                 c.early_adam = early;
                 policy->choose(&c, s, ratio);
-                any |= try_choice(s, policy, &c, as_policy);
+                any |= search_try_choice(s, &c, policy->handicap);
             }
         }
     }
@@ -240,22 +224,29 @@ static bool run_policy(struct search *s, const char *policy)
         if (takes_ratio ? !has_ratio : policy[name]) {
             return false;
         }
-        try_policy(s, p, ratio, true);
+        try_policy(s, p, ratio);
         return true;
     }
     return false;
 }
 
-// The search, and all that the policies would do, with their handicaps and without.
+// The search, and what each policy would choose.
 static void run_auto(struct search *s)
 {
+    struct plan best;
     search_auto(s);
+    best = s->best;
+    double best_s = s->best_s;
+    s->best_s = INFINITY; // or it would stop before it has found what it finds alone
     search_autohete(s);
+    if (best_s <= s->best_s) {
+        s->best = best;
+        s->best_s = best_s;
+    }
     for (size_t i = 0; i < POLICIES; i++) {
         for (int tenths = 0; tenths <= 10; tenths++) {
             if (policies[i].choose == some_optimizers_on_host || tenths == 0) {
-                try_policy(s, policies + i, tenths / 10.0, false);
-                try_policy(s, policies + i, tenths / 10.0, true);
+                try_policy(s, policies + i, tenths / 10.0);
             }
         }
     }

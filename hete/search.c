@@ -3,6 +3,41 @@
 #include <math.h>
 #include <stdlib.h>
 
+// What plans are measured by before they are simulated. Seconds, but for the bytes.
+enum term {
+    DEVICE_BYTES,
+    HOST_BYTES,               // pinned ones too
+    BUSY,                     // of each lane
+    ADAM_HOST = BUSY + LANES, // on the host
+    FETCH_FIRST,              // copies in for the first forward
+    OUT_LAST,                 // copies out of the last micro-batch's gradients
+    APART,                    // compute between those two that neither can overlap
+    APART_UPDATE,             // compute during which no host Adam can run
+    TERMS
+};
+
+// Terms of any choice with the same embedding, slots, buffers and slices: sums of these.
+struct terms {
+    double none[2][TERMS];   // no block; [1]: some share gradient buffers
+    double device[2][TERMS]; // the first block with its optimizer there, each other one
+    double host[TERMS];
+    double stream[PLAN_SLOTS_MAX + 3][TERMS]; // so many of them
+    double recompute[2][TERMS];               // the first, each other one
+};
+
+// Terms that are found once and for all choices that have the same of everything but blocks.
+struct known {
+    struct choice like;
+    struct terms terms;
+    struct known *next;
+};
+
+#define CLOSE 0.999 // a plan that cannot gain more is not tried
+#define TOP   16    // plans that are refined
+// Operations that are written down: what the search, and what refining its best plans, may cost.
+#define EXPLORE_OPS ((size_t)80000)
+#define REFINE_OPS  ((size_t)40000)
+
 // ---- one plan -----------------------------------------------------------------------------------
 
 int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const struct plan *plan,
@@ -38,6 +73,11 @@ void search_close(struct search *s)
     graph_free(&s->graph);
     free(s->work);
     free(s->timings);
+    while (s->known) {
+        struct known *next = s->known->next;
+        free(s->known);
+        s->known = next;
+    }
 }
 
 enum { STEPS = 3, FIRST = 1 }; // the period is exact from the second step on
@@ -66,19 +106,6 @@ static bool write_step(struct search *s, const struct step_shape *shape, const s
 }
 
 // ---- terms --------------------------------------------------------------------------------------
-
-// What plans are measured by before they are simulated. Seconds, but for the bytes.
-enum term {
-    DEVICE_BYTES,
-    HOST_BYTES,               // pinned ones too
-    BUSY,                     // of each lane
-    ADAM_HOST = BUSY + LANES, // on the host
-    FETCH_FIRST,              // copies in for the first forward
-    OUT_LAST,                 // copies out of the last micro-batch's gradients
-    APART,                    // compute between those two that neither can overlap
-    APART_UPDATE,             // compute during which no host Adam can run
-    TERMS
-};
 
 static double seconds_of(const struct search *s, size_t i)
 {
@@ -150,6 +177,7 @@ bool search_predict(struct search *s, const struct plan *plan, double limit_s,
         return false;
     }
     terms_of_step(v, s, &s->shape, plan);
+    s->written += s->graph.n_ops;
     if (least_time(v) >= limit_s) {
         return false;
     }
@@ -176,6 +204,7 @@ bool search_try(struct search *s, const struct plan *plan)
 {
     struct plan_bytes bytes;
     struct prediction p;
+    s->last_s = INFINITY;
     if (!s->status) {
         s->status = plan_bytes(&bytes, &s->shape, plan, s->problem->budget.pinned, s->err);
     }
@@ -190,9 +219,12 @@ bool search_try(struct search *s, const struct plan *plan)
         }
         return false;
     }
-    if (search_predict(s, plan, s->best_s, &p) && p.step_s < s->best_s) {
-        s->best_s = p.step_s;
-        s->best = *plan;
+    if (search_predict(s, plan, s->best_s, &p)) {
+        s->last_s = p.step_s;
+        if (p.step_s < s->best_s) {
+            s->best_s = p.step_s;
+            s->best = *plan;
+        }
     }
     return true;
 }
@@ -209,7 +241,7 @@ static bool streams(const struct choice *c, size_t u, size_t last)
     case STREAM_FIRST:
         return i < c->n_stream;
     case STREAM_SPREAD:
-        return (i + 1) * c->n_stream / n > i * c->n_stream / n;
+        return (2 * (i + 1) * c->n_stream + n) / (2 * n) > (2 * i * c->n_stream + n) / (2 * n);
     default:
         return i >= n - c->n_stream;
     }
@@ -235,15 +267,6 @@ void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const
         plan->slices = c->slices;
     }
 }
-
-// Terms of any choice with the same embedding, slots, buffers and slices: sums of these.
-struct terms {
-    double none[2][TERMS];   // no block; [1]: some share gradient buffers
-    double device[2][TERMS]; // the first block with its optimizer there, each other one
-    double host[TERMS];
-    double stream[PLAN_SLOTS_MAX + 3][TERMS]; // so many of them
-    double recompute[2][TERMS];               // the first, each other one
-};
 
 // out = terms of a step of so many blocks, less those of another.
 static void probe(double *out, struct search *s, const struct choice *like, size_t device,
@@ -296,6 +319,28 @@ static void find_terms(struct terms *t, struct search *s, const struct choice *l
     probe(t->recompute[1], s, like, 0, 3, 0, 2, two);
 }
 
+static const struct terms *terms_for(struct search *s, const struct choice *c)
+{
+    struct known *k = s->known;
+    for (; k; k = k->next) {
+        if (k->like.embed_on_host == c->embed_on_host && k->like.early_adam == c->early_adam &&
+            k->like.slots == c->slots && k->like.grad_buffers == c->grad_buffers &&
+            k->like.slices == c->slices) {
+            return &k->terms;
+        }
+    }
+    k = s->status ? NULL : malloc(sizeof *k);
+    if (!k) {
+        s->status = s->status ? s->status : error_set(s->err, STATUS_FAIL, "no memory to plan");
+        return NULL;
+    }
+    k->like = *c;
+    k->next = s->known;
+    s->known = k;
+    find_terms(&k->terms, s, c);
+    return &k->terms;
+}
+
 static void sum_terms(double *v, const struct terms *t, const struct choice *c, size_t blocks)
 {
     size_t n = c->n_stream, known = c->slots + 2, on_host = blocks - c->n_device;
@@ -311,120 +356,37 @@ static void sum_terms(double *v, const struct terms *t, const struct choice *c, 
     }
 }
 
+void search_estimate(struct search *s, const struct choice *c, struct estimate *out)
+{
+    const struct terms *t = terms_for(s, c);
+    double v[TERMS] = {0};
+    if (t) {
+        sum_terms(v, t, c, s->problem->model->units - 1);
+    }
+    *out = (struct estimate){.device_bytes = v[DEVICE_BYTES],
+                             .host_bytes = v[HOST_BYTES],
+                             .busiest_s = busiest(v),
+                             .least_s = least_time(v)};
+    out->over = fmax(out->device_bytes - (double)s->problem->budget.device, 0) +
+                fmax(out->host_bytes - (double)s->problem->budget.host, 0);
+}
+
 // ---- the search ---------------------------------------------------------------------------------
 
-struct candidate {
-    double least_s;
-    uint16_t n_device, n_stream, n_recompute;
-    uint8_t order, embed_on_host, early_adam, lean;
-};
-
-struct candidates {
-    struct candidate *all;
-    size_t n, max;
-};
-
-// Fewest recomputed blocks with which the choice fits; false if it never does. v: its terms then.
-static bool recompute_least(double *v, struct choice *c, const struct terms *t,
-                            const struct budget *budget, size_t blocks)
+bool search_try_choice(struct search *s, const struct choice *c, struct handicap handicap)
 {
-    double device = (double)budget->device, host = (double)budget->host;
-    c->n_recompute = 0;
-    sum_terms(v, t, c, blocks);
-    if (v[DEVICE_BYTES] > device && blocks) {
-        c->n_recompute = 1;
-        sum_terms(v, t, c, blocks);
-        double over = v[DEVICE_BYTES] - device, each = -t->recompute[1][DEVICE_BYTES];
-        if (over > 0 && each > 0) {
-            double more = ceil(over / each);
-            c->n_recompute = more < (double)blocks ? 1 + (size_t)more : blocks;
-            sum_terms(v, t, c, blocks);
-        }
+    struct estimate e;
+    struct plan plan;
+    s->last_s = INFINITY;
+    search_estimate(s, c, &e);
+    if (s->status || (e.over <= 0 && e.least_s >= s->best_s) || e.over >= (double)s->nearest_over) {
+        return e.over <= 0;
     }
-    return v[DEVICE_BYTES] <= device && v[HOST_BYTES] <= host;
-}
-
-// Called with each choice, its terms and whether it fits.
-typedef void (*choice_fn)(void *ctx, const struct choice *c, const double *v, bool fits);
-
-// All numbers of blocks for what is the same for all of them. f may be given one choice of several
-// that differ in the order of the streamed blocks alone.
-static void each_choice(struct search *s, const struct choice *like, choice_fn f, void *ctx)
-{
-    struct terms t;
-    struct choice c = *like;
-    double v[TERMS];
-    size_t blocks = s->problem->model->units - 1;
-    find_terms(&t, s, like);
-    for (c.n_device = 0; c.n_device <= blocks && !s->status; c.n_device++) {
-        for (c.n_stream = 0; c.n_stream <= blocks - c.n_device; c.n_stream++) {
-            bool fits = recompute_least(v, &c, &t, &s->problem->budget, blocks);
-            f(ctx, &c, v, fits);
-        }
-    }
-}
-
-static int by_least(const void *x, const void *y)
-{
-    const struct candidate *a = x, *b = y;
-    if (a->least_s != b->least_s) {
-        return a->least_s < b->least_s ? -1 : 1;
-    }
-    if (a->n_stream != b->n_stream) {
-        return a->n_stream - b->n_stream;
-    }
-    return a->n_device != b->n_device       ? b->n_device - a->n_device
-           : a->early_adam != b->early_adam ? a->early_adam - b->early_adam
-                                            : a->order - b->order;
-}
-
-struct gathering {
-    struct search *s;
-    struct candidates list;
-    bool order[STREAM_ORDERS];
-    double nearest; // bytes over the budgets
-    bool lean;
-};
-
-static void gather(void *ctx, const struct choice *c, const double *v, bool fits)
-{
-    struct gathering *g = ctx;
-    struct candidates *list = &g->list;
-    const struct budget *budget = &g->s->problem->budget;
-    double over = fmax(v[DEVICE_BYTES] - (double)budget->device, 0) +
-                  fmax(v[HOST_BYTES] - (double)budget->host, 0);
-    if (!fits && over < g->nearest) {
-        g->nearest = over;
-        plan_of_choice(&g->s->nearest, g->s->problem, c);
-        g->s->nearest_over = (size_t)over;
-    }
-    size_t blocks = g->s->problem->model->units - 1;
-    bool same = c->n_stream == 0 || c->n_stream == blocks - c->n_device;
-    bool done = false; // where the order makes no difference, one is enough
-    for (int o = 0; o < STREAM_ORDERS && fits && !done; o++) {
-        if (!g->order[o] || g->s->status) {
-            continue;
-        }
-        if (list->n == list->max) {
-            size_t max = list->max ? 2 * list->max : 1024;
-            struct candidate *all = realloc(list->all, max * sizeof *all);
-            if (!all) {
-                g->s->status = error_set(g->s->err, STATUS_FAIL, "no memory for %zu plans", max);
-                return;
-            }
-            list->all = all;
-            list->max = max;
-        }
-        list->all[list->n++] = (struct candidate){.least_s = least_time(v),
-                                                  .n_device = (uint16_t)c->n_device,
-                                                  .n_stream = (uint16_t)c->n_stream,
-                                                  .n_recompute = (uint16_t)c->n_recompute,
-                                                  .order = (uint8_t)o,
-                                                  .embed_on_host = c->embed_on_host,
-                                                  .early_adam = c->early_adam,
-                                                  .lean = g->lean};
-        done = same;
-    }
+    plan_of_choice(&plan, s->problem, c);
+    plan.barrier = handicap.barrier;
+    plan.fifo = handicap.fifo;
+    plan.serial_copies = handicap.serial_copies;
+    return search_try(s, &plan);
 }
 
 // Slices so long that latency is a small part of their copies.
@@ -446,68 +408,249 @@ struct choice search_usual(const struct search *s, bool lean)
         .slots = lean ? 1 : 2, .grad_buffers = lean ? 1 : 2, .slices = slices_for(s->problem)};
 }
 
-static void try_candidates(struct search *s, struct candidates *list)
+// Fewest recomputed blocks with which the choice fits, or all blocks if it never does.
+static void recompute_least(struct search *s, struct choice *c, struct estimate *e)
 {
-    if (list->n) {
-        qsort(list->all, list->n, sizeof *list->all, by_least);
-    }
-    for (size_t i = 0; i < list->n && !s->status; i++) {
-        const struct candidate *k = list->all + i;
-        struct choice c = search_usual(s, k->lean);
-        struct plan plan;
-        if (k->least_s >= s->best_s) {
-            break;
-        }
-        c.n_device = k->n_device;
-        c.n_stream = k->n_stream;
-        c.n_recompute = k->n_recompute;
-        c.order = (enum stream_order)k->order;
-        c.embed_on_host = k->embed_on_host;
-        c.early_adam = k->early_adam;
-        plan_of_choice(&plan, s->problem, &c);
-        search_try(s, &plan);
+    size_t blocks = s->problem->model->units - 1;
+    double device = (double)s->problem->budget.device;
+    c->n_recompute = 0;
+    search_estimate(s, c, e);
+    if (e->device_bytes > device && blocks > 1) {
+        // All blocks but the first of them save the same.
+        struct estimate one, all;
+        c->n_recompute = 1;
+        search_estimate(s, c, &one);
+        c->n_recompute = blocks;
+        search_estimate(s, c, &all);
+        double each = (one.device_bytes - all.device_bytes) / (double)(blocks - 1);
+        double more = ceil((one.device_bytes - device) / each);
+        c->n_recompute = more < (double)blocks ? 1 + (size_t)fmax(more, 0) : blocks;
+        search_estimate(s, c, e);
     }
 }
 
-static void gather_all(struct gathering *g, bool embed_on_host)
+// Called with each choice that may be the best of its numbers of blocks.
+typedef void (*choice_fn)(void *ctx, const struct choice *c, const struct estimate *e);
+
+static void each_choice(struct search *s, struct choice c, choice_fn f, void *ctx)
 {
-    for (int early = 0; early <= !g->s->problem->hold_updates; early++) {
-        struct choice c = search_usual(g->s, g->lean);
+    size_t blocks = s->problem->model->units - 1;
+    for (c.n_device = 0; c.n_device <= blocks; c.n_device++) {
+        for (c.n_stream = 0; c.n_stream <= blocks - c.n_device && !s->status; c.n_stream++) {
+            struct estimate e;
+            recompute_least(s, &c, &e);
+            f(ctx, &c, &e);
+        }
+    }
+}
+
+struct candidate {
+    double least_s, step_s; // step_s: INFINITY: not simulated
+    struct choice choice;
+};
+
+// What a policy's numbers may be, and the choices that fit.
+struct exploration {
+    struct search *s;
+    bool order[STREAM_ORDERS];
+    struct candidate *list;
+    size_t n, max;
+    struct choice nearest; // of those that do not fit
+    double over;
+    // The best that were simulated, best first, and how many.
+    struct candidate top[TOP];
+    size_t n_top;
+};
+
+static void gather(void *ctx, const struct choice *c, const struct estimate *e)
+{
+    struct exploration *x = ctx;
+    if (e->over > 0) {
+        x->nearest = e->over < x->over ? *c : x->nearest;
+        x->over = fmin(x->over, e->over);
+        return;
+    }
+    if (x->n == x->max) {
+        size_t max = x->max ? 2 * x->max : 1024;
+        struct candidate *list = realloc(x->list, max * sizeof *list);
+        if (!list) {
+            x->s->status = error_set(x->s->err, STATUS_FAIL, "no memory for %zu plans", max);
+            return;
+        }
+        x->list = list;
+        x->max = max;
+    }
+    x->list[x->n++] = (struct candidate){e->least_s, INFINITY, *c};
+}
+
+static int by_least(const void *x, const void *y)
+{
+    const struct candidate *p = x, *q = y;
+    const struct choice *a = &p->choice, *b = &q->choice;
+    if (p->least_s != q->least_s) {
+        return p->least_s < q->least_s ? -1 : 1;
+    }
+    if (a->n_stream != b->n_stream) {
+        return a->n_stream < b->n_stream ? -1 : 1;
+    }
+    if (a->n_device != b->n_device) {
+        return a->n_device > b->n_device ? -1 : 1;
+    }
+    return a->embed_on_host != b->embed_on_host ? a->embed_on_host - b->embed_on_host
+                                                : a->early_adam - b->early_adam;
+}
+
+static void remember(struct exploration *x, struct candidate c)
+{
+    size_t i = x->n_top < TOP ? x->n_top++ : TOP;
+    for (; i > 0 && c.step_s < x->top[i - 1].step_s; i--) {
+        if (i < TOP) {
+            x->top[i] = x->top[i - 1];
+        }
+    }
+    if (i < TOP) {
+        x->top[i] = c;
+    }
+}
+
+// Simulates the candidate in each order of its streamed blocks that makes a difference.
+static void try_orders(struct exploration *x, struct candidate c)
+{
+    struct search *s = x->s;
+    size_t on_host = s->problem->model->units - 1 - c.choice.n_device;
+    bool same = c.choice.n_stream == 0 || c.choice.n_stream == on_host, done = false;
+    for (int o = 0; o < STREAM_ORDERS && !done; o++) {
+        if (x->order[o]) {
+            c.choice.order = (enum stream_order)o;
+            search_try_choice(s, &c.choice, (struct handicap){0});
+            c.step_s = s->last_s;
+            remember(x, c);
+            done = same;
+        }
+    }
+}
+
+// The candidate that promises most comes first: few others promise as much as it keeps.
+static void try_gathered(struct exploration *x)
+{
+    struct search *s = x->s;
+    size_t first = 0, n = 0, end = s->written + EXPLORE_OPS;
+    for (size_t i = 1; i < x->n; i++) {
+        first = by_least(x->list + i, x->list + first) < 0 ? i : first;
+    }
+    if (x->n) {
+        try_orders(x, x->list[first]);
+    } else if (x->over < INFINITY) {
+        search_try_choice(s, &x->nearest, (struct handicap){0}); // for the error
+    }
+    for (size_t i = 0; i < x->n; i++) {
+        if (i != first && x->list[i].least_s < s->best_s) {
+            x->list[n++] = x->list[i];
+        }
+    }
+    if (n) {
+        qsort(x->list, n, sizeof *x->list, by_least);
+    }
+    for (size_t i = 0; i < n && x->list[i].least_s < s->best_s * CLOSE; i++) {
+        if (s->status || s->written >= end) {
+            break;
+        }
+        try_orders(x, x->list[i]);
+    }
+}
+
+// Gathers all numbers of blocks for one choice of the rest.
+static void gather_all(struct exploration *x, bool lean, bool embed_on_host)
+{
+    for (int early = 0; early <= !x->s->problem->hold_updates; early++) {
+        struct choice c = search_usual(x->s, lean);
         c.embed_on_host = embed_on_host;
         c.early_adam = early;
-        each_choice(g->s, &c, gather, g);
+        each_choice(x->s, c, gather, x);
+    }
+}
+
+// ---- beyond a few numbers -----------------------------------------------------------------------
+
+// Blocks are of one kind: two of them may take each other's part, or one decision of it, in as many
+// bytes. False if that changes nothing, or makes no plan.
+static bool swap_blocks(struct plan *plan, size_t u, size_t v, int what)
+{
+    struct unit_plan *a = plan->unit + u, *b = plan->unit + v, x = *a, y = *b;
+    if (what == 0) {
+        *a = y;
+        *b = x;
+        return x.host_optimizer != y.host_optimizer;
+    }
+    if (what == 1) {
+        a->stream = y.stream;
+        b->stream = x.stream;
+        return x.stream != y.stream && x.host_optimizer && y.host_optimizer;
+    }
+    a->recompute = y.recompute;
+    b->recompute = x.recompute;
+    return x.recompute != y.recompute;
+}
+
+// Swaps blocks of a plan while that makes it faster.
+static void refine(struct search *s, const struct choice *start, double step_s, size_t end)
+{
+    size_t units = s->problem->model->units;
+    struct plan plan;
+    bool improved = true, any = false;
+    plan_of_choice(&plan, s->problem, start);
+    while (improved) {
+        improved = false;
+        for (int what = 0; what < 3; what++) {
+            for (size_t gap = 1; gap < units - 1; gap++) {
+                for (size_t u = 1; u + gap < units && s->written < end && !s->status; u++) {
+                    struct plan other = plan;
+                    struct prediction p;
+                    if (swap_blocks(&other, u, u + gap, what) &&
+                        search_predict(s, &other, step_s, &p) && p.step_s < step_s) {
+                        plan = other;
+                        step_s = p.step_s;
+                        improved = any = true;
+                    }
+                }
+            }
+        }
+    }
+    if (any) {
+        search_try(s, &plan);
     }
 }
 
 void search_auto(struct search *s)
 {
-    struct gathering g = {.s = s, .nearest = INFINITY, .order = {true, true, true}};
-    for (int lean = 0; lean < 2 && !g.list.n; lean++) {
-        g.lean = lean;
-        gather_all(&g, false);
-        gather_all(&g, true);
+    struct exploration x = {.s = s, .over = INFINITY, .order = {true, true, true}};
+    for (int lean = 0; lean < 2 && !x.n; lean++) {
+        gather_all(&x, lean, false);
+        gather_all(&x, lean, true);
     }
-    try_candidates(s, &g.list);
-    free(g.list.all);
+    try_gathered(&x);
+    free(x.list);
+    for (size_t i = 0, end = s->written + REFINE_OPS; i < x.n_top && s->written < end; i++) {
+        refine(s, &x.top[i].choice, x.top[i].step_s, end);
+    }
 }
 
 void search_autohete(struct search *s)
 {
-    struct gathering g = {.s = s, .nearest = INFINITY, .order = {[STREAM_FIRST] = true}};
-    for (int i = 0; i < 4 && !g.list.n; i++) {
-        g.lean = i / 2;
-        gather_all(&g, i % 2);
+    struct exploration x = {.s = s, .over = INFINITY, .order = {[STREAM_FIRST] = true}};
+    for (int i = 0; i < 4 && !x.n; i++) {
+        gather_all(&x, i / 2, i % 2);
     }
-    try_candidates(s, &g.list);
-    free(g.list.all);
+    try_gathered(&x);
+    free(x.list);
 }
 
-static void lower(void *ctx, const struct choice *c, const double *v, bool fits)
+static void lower(void *ctx, const struct choice *c, const struct estimate *e)
 {
     double *least = ctx;
     (void)c;
-    if (fits) {
-        *least = fmin(*least, busiest(v));
+    if (e->over <= 0) {
+        *least = fmin(*least, e->busiest_s);
     }
 }
 
@@ -521,7 +664,7 @@ double search_bound(struct search *s)
                                .slots = slots,
                                .grad_buffers = 1,
                                .slices = 1};
-            each_choice(s, &c, lower, &least);
+            each_choice(s, c, lower, &least);
         }
     }
     return least;

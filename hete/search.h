@@ -18,8 +18,10 @@ struct search {
     double best_s; // INFINITY: none so far
     // Of the plans that did not fit, the one that asks for least beyond the budgets.
     struct plan nearest;
-    size_t nearest_over; // SIZE_MAX: none so far
-    size_t simulations;
+    size_t nearest_over;         // SIZE_MAX: none so far
+    double last_s;               // of the plan tried last; INFINITY: it was not simulated
+    size_t simulations, written; // plans simulated; operations of plans that were written down
+    struct known *known;         // terms found so far
     int status; // of the first failure, which err describes; nothing is tried any more
     struct error *err;
     // What simulations work with.
@@ -60,6 +62,23 @@ struct choice {
     size_t slots, grad_buffers, slices; // where there is something to use them for
 };
 void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const struct choice *c);
+
+// What only policies have, besides a choice.
+struct handicap {
+    bool barrier, fifo, serial_copies;
+};
+
+// As search_try, but the plan is only written down where it can be the best.
+bool search_try_choice(struct search *s, const struct choice *c, struct handicap handicap);
+
+// What a choice needs, and the least time it can take, from terms. Exact (in the order of blocks
+// that are streamed nothing of it depends), but for least_s, which is at most the plan's own.
+struct estimate {
+    double device_bytes, host_bytes; // host_bytes: with pinned ones
+    double over;                     // bytes beyond the budgets
+    double busiest_s, least_s;
+};
+void search_estimate(struct search *s, const struct choice *c, struct estimate *out);
 
 // Two slots, two gradient buffers, and slices that latency allows; lean: one of each of the former.
 struct choice search_usual(const struct search *s, bool lean);
