@@ -33,6 +33,7 @@ struct known {
 };
 
 #define CLOSE 0.999 // a plan that cannot gain more is not tried
+#define WORTH 0.995 // a plan that needs more of something must be this much faster
 #define TOP   16    // plans that are refined
 // Operations that are written down: what the search, and what refining its best plans, may cost.
 #define EXPLORE_OPS ((size_t)80000)
@@ -621,6 +622,25 @@ static void refine(struct search *s, const struct choice *start, double step_s, 
     }
 }
 
+// Other counts than the usual ones, where they gain enough to pay for what no simulation knows:
+// work for more operations, memory that something else could use.
+static void tune(struct search *s)
+{
+    for (int what = 0; what < 4 && s->best_s < INFINITY; what++) {
+        struct plan plan = s->best;
+        double before = s->best_s;
+        size_t *slices = &plan.slices;
+        *slices = what == 0 ? 2 * *slices : what == 1 ? *slices / 2 : *slices;
+        plan.grad_buffers += what == 2 && plan.grad_buffers;
+        plan.slots += what == 3 && plan.slots;
+        s->best_s *= WORTH;
+        if (*slices >= 1 && *slices <= PLAN_SLICES_MAX) {
+            search_try(s, &plan);
+        }
+        s->best_s = s->best_s < before * WORTH ? s->best_s : before;
+    }
+}
+
 void search_auto(struct search *s)
 {
     struct exploration x = {.s = s, .over = INFINITY, .order = {true, true, true}};
@@ -633,6 +653,7 @@ void search_auto(struct search *s)
     for (size_t i = 0, end = s->written + REFINE_OPS; i < x.n_top && s->written < end; i++) {
         refine(s, &x.top[i].choice, x.top[i].step_s, end);
     }
+    tune(s);
 }
 
 void search_autohete(struct search *s)
