@@ -53,3 +53,13 @@ void costs_of_graph(const struct costs *costs, const struct step_shape *shape,
         work[i] = work_of(costs, shape, plan, graph->ops + i);
     }
 }
+
+double cost_alone(const struct costs *costs, const struct op *op, double work)
+{
+    const struct device_link *link = &costs->link;
+    if (op->lane != LANE_COPY_IN && op->lane != LANE_COPY_OUT) {
+        return work;
+    }
+    double rate = op->lane == LANE_COPY_IN ? link->in : link->out;
+    return link->latency_s + (rate > 0 ? work / rate : 0);
+}

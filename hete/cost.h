@@ -19,4 +19,7 @@ struct costs {
 void costs_of_graph(const struct costs *costs, const struct step_shape *shape,
                     const struct plan *plan, const struct graph *graph, double *work);
 
+// Seconds that an operation takes whose copy, if it is one, has the link for itself.
+double cost_alone(const struct costs *costs, const struct op *op, double work);
+
 #endif

@@ -113,15 +113,10 @@ static struct row *row_of(const struct table *t, size_t unit)
 static void add_times(struct table *t, const struct plan_problem *problem, const struct graph *g,
                       const double *work)
 {
-    const struct device_link *link = &problem->costs->link;
     for (size_t i = 0; i < g->n_ops; i++) {
         const struct op *op = g->ops + i;
-        double seconds = work[i], rate = op->lane == LANE_COPY_IN ? link->in : link->out;
-        if (op->lane == LANE_COPY_IN || op->lane == LANE_COPY_OUT) {
-            seconds = link->latency_s + (rate > 0 ? work[i] / rate : 0);
-        }
         struct row *row = op_has_unit(op->kind) ? row_of(t, op->unit) : t->rows + t->n - 1;
-        row->seconds[column_of(op)] += seconds;
+        row->seconds[column_of(op)] += cost_alone(problem->costs, op, work[i]);
     }
 }
 

@@ -36,8 +36,8 @@ struct known {
 #define WORTH 0.995 // a plan that needs more of something must be this much faster
 #define TOP   16    // plans that are refined
 // Operations that are written down: what the search, and what refining its best plans, may cost.
-#define EXPLORE_OPS ((size_t)80000)
-#define REFINE_OPS  ((size_t)40000)
+#define EXPLORE_OPS ((size_t)60000)
+#define REFINE_OPS  ((size_t)30000)
 
 // ---- one plan -----------------------------------------------------------------------------------
 
@@ -108,19 +108,6 @@ static bool write_step(struct search *s, const struct step_shape *shape, const s
 
 // ---- terms --------------------------------------------------------------------------------------
 
-static double seconds_of(const struct search *s, size_t i)
-{
-    const struct device_link *link = &s->problem->costs->link;
-    switch (s->graph.ops[i].lane) {
-    case LANE_COPY_IN:
-        return link->latency_s + (link->in > 0 ? s->work[i] / link->in : 0);
-    case LANE_COPY_OUT:
-        return link->latency_s + (link->out > 0 ? s->work[i] / link->out : 0);
-    default:
-        return s->work[i];
-    }
-}
-
 // Gradients of all host units leave, their Adam runs and their parameters come back between the
 // last block's backward (its gradient is the first) and its next forward (by then all parameters
 // but its own have been used). What computes from that forward to that backward is APART; while
@@ -133,7 +120,7 @@ static void terms_of_step(double *v, const struct search *s, const struct step_s
     double compute = 0;
     for (size_t i = 0; i < s->graph.n_ops; i++) {
         const struct op *op = s->graph.ops + i;
-        double seconds = seconds_of(s, i);
+        double seconds = cost_alone(s->problem->costs, op, s->work[i]);
         v[BUSY + op->lane] += seconds;
         head = head || op->kind == CALL_HEAD;
         from_last = from_last || (op->kind == CALL_FORWARD && op->unit == last);
@@ -574,8 +561,9 @@ static void gather_all(struct exploration *x, bool lean, bool embed_on_host)
 // ---- beyond a few numbers -----------------------------------------------------------------------
 
 // Blocks are of one kind: two of them may take each other's part, or one decision of it, in as many
-// bytes. False if that changes nothing, or makes no plan.
-static bool swap_blocks(struct plan *plan, size_t u, size_t v, int what)
+// bytes; and one may recompute without need, which can take compute out of the way of copies. False
+// if that changes nothing, or makes no plan.
+static bool change_blocks(struct plan *plan, size_t u, size_t v, int what)
 {
     struct unit_plan *a = plan->unit + u, *b = plan->unit + v, x = *a, y = *b;
     if (what == 0) {
@@ -588,12 +576,16 @@ static bool swap_blocks(struct plan *plan, size_t u, size_t v, int what)
         b->stream = x.stream;
         return x.stream != y.stream && x.host_optimizer && y.host_optimizer;
     }
-    a->recompute = y.recompute;
-    b->recompute = x.recompute;
-    return x.recompute != y.recompute;
+    if (what == 2) {
+        a->recompute = y.recompute;
+        b->recompute = x.recompute;
+        return x.recompute != y.recompute;
+    }
+    a->recompute = true;
+    return !x.recompute && v == u + 1;
 }
 
-// Swaps blocks of a plan while that makes it faster.
+// Changes blocks of a plan while that makes it faster.
 static void refine(struct search *s, const struct choice *start, double step_s, size_t end)
 {
     size_t units = s->problem->model->units;
@@ -602,12 +594,12 @@ static void refine(struct search *s, const struct choice *start, double step_s, 
     plan_of_choice(&plan, s->problem, start);
     while (improved) {
         improved = false;
-        for (int what = 0; what < 3; what++) {
+        for (int what = 0; what < 4; what++) {
             for (size_t gap = 1; gap < units - 1; gap++) {
                 for (size_t u = 1; u + gap < units && s->written < end && !s->status; u++) {
                     struct plan other = plan;
                     struct prediction p;
-                    if (swap_blocks(&other, u, u + gap, what) &&
+                    if (change_blocks(&other, u, u + gap, what) &&
                         search_predict(s, &other, step_s, &p) && p.step_s < step_s) {
                         plan = other;
                         step_s = p.step_s;
