@@ -27,8 +27,8 @@ void plan_resident(struct plan *plan, const struct model *model, size_t B, size_
 
 // ---- policies -----------------------------------------------------------------------------------
 
-// Baselines. Each is tried with and without recomputing all blocks; where updates are not held,
-// with device Adam after the whole backward and after each block's.
+// Baselines. Each is tried with and without recomputing all blocks; device Adam comes after the
+// whole backward.
 struct policy {
     const char *name;
     void (*choose)(struct choice *c, struct search *s, double ratio);
@@ -124,13 +124,10 @@ static void try_policy(struct search *s, const struct policy *policy, double rat
     bool any = false;
     for (int lean = 0; lean < 2 && !any; lean++) {
         for (int recompute = 0; recompute < 2; recompute++) {
-            for (int early = 0; early <= !s->problem->hold_updates; early++) {
-                struct choice c = search_usual(s, lean);
-                c.n_recompute = recompute ? blocks_of(s) : 0;
-                c.early_adam = early;
-                policy->choose(&c, s, ratio);
-                any |= search_try_choice(s, &c, policy->handicap);
-            }
+            struct choice c = search_usual(s, lean);
+            c.n_recompute = recompute ? blocks_of(s) : 0;
+            policy->choose(&c, s, ratio);
+            any |= search_try_choice(s, &c, policy->handicap);
         }
     }
 }

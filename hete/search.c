@@ -32,9 +32,10 @@ struct known {
     struct known *next;
 };
 
-#define CLOSE 0.999 // a plan that cannot gain more is not tried
-#define WORTH 0.995 // a plan that needs more of something must be this much faster
-#define TOP   16    // plans that are refined
+#define CLOSE         0.999         // a plan that cannot gain more is not tried
+#define WORTH         0.995         // a plan that needs more of something must be this much faster
+#define TOP           16            // plans that are refined
+#define BLOCKS_SINGLY ((size_t)128) // with more of them not every number is tried
 // Operations that are written down: what the search, and what refining its best plans, may cost.
 #define EXPLORE_OPS ((size_t)60000)
 #define REFINE_OPS  ((size_t)30000)
@@ -420,13 +421,24 @@ static void recompute_least(struct search *s, struct choice *c, struct estimate 
 // Called with each choice that may be the best of its numbers of blocks.
 typedef void (*choice_fn)(void *ctx, const struct choice *c, const struct estimate *e);
 
-static void each_choice(struct search *s, struct choice c, choice_fn f, void *ctx)
+// The number after n, `by` further on; the last one is `end`.
+static size_t next(size_t n, size_t by, size_t end)
+{
+    return n < end && end - n < by ? end : n + by;
+}
+
+// by: every so many blocks.
+static void each_choice(struct search *s, struct choice c, size_t by, choice_fn f, void *ctx)
 {
     size_t blocks = s->problem->model->units - 1;
-    for (c.n_device = 0; c.n_device <= blocks; c.n_device++) {
-        for (c.n_stream = 0; c.n_stream <= blocks - c.n_device && !s->status; c.n_stream++) {
+    for (c.n_device = 0; c.n_device <= blocks; c.n_device = next(c.n_device, by, blocks)) {
+        size_t on_host = blocks - c.n_device;
+        for (c.n_stream = 0; c.n_stream <= on_host; c.n_stream = next(c.n_stream, by, on_host)) {
             struct estimate e;
             recompute_least(s, &c, &e);
+            if (s->status) {
+                return;
+            }
             f(ctx, &c, &e);
         }
     }
@@ -490,6 +502,9 @@ static int by_least(const void *x, const void *y)
 
 static void remember(struct exploration *x, struct candidate c)
 {
+    if (c.step_s == INFINITY) {
+        return;
+    }
     size_t i = x->n_top < TOP ? x->n_top++ : TOP;
     for (; i > 0 && c.step_s < x->top[i - 1].step_s; i--) {
         if (i < TOP) {
@@ -550,11 +565,12 @@ static void try_gathered(struct exploration *x)
 // Gathers all numbers of blocks for one choice of the rest.
 static void gather_all(struct exploration *x, bool lean, bool embed_on_host)
 {
+    size_t by = 1 + (x->s->problem->model->units - 1) / BLOCKS_SINGLY;
     for (int early = 0; early <= !x->s->problem->hold_updates; early++) {
         struct choice c = search_usual(x->s, lean);
         c.embed_on_host = embed_on_host;
         c.early_adam = early;
-        each_choice(x->s, c, gather, x);
+        each_choice(x->s, c, by, gather, x);
     }
 }
 
@@ -677,7 +693,7 @@ double search_bound(struct search *s)
                                .slots = slots,
                                .grad_buffers = 1,
                                .slices = 1};
-            each_choice(s, c, lower, &least);
+            each_choice(s, c, 1, lower, &least);
         }
     }
     return least;
