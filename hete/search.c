@@ -189,7 +189,8 @@ bool search_predict(struct search *s, const struct plan *plan, double limit_s,
     return true;
 }
 
-bool search_try(struct search *s, const struct plan *plan)
+// Keeps the plan if it is the best so far. False if it does not fit.
+static bool try_plan(struct search *s, const struct plan *plan)
 {
     struct plan_bytes bytes;
     struct prediction p;
@@ -375,7 +376,7 @@ bool search_try_choice(struct search *s, const struct choice *c, struct handicap
     plan.barrier = handicap.barrier;
     plan.fifo = handicap.fifo;
     plan.serial_copies = handicap.serial_copies;
-    return search_try(s, &plan);
+    return try_plan(s, &plan);
 }
 
 // Slices so long that latency is a small part of their copies.
@@ -626,7 +627,7 @@ static void refine(struct search *s, const struct choice *start, double step_s, 
         }
     }
     if (any) {
-        search_try(s, &plan);
+        try_plan(s, &plan);
     }
 }
 
@@ -643,7 +644,7 @@ static void tune(struct search *s)
         plan.slots += what == 3 && plan.slots;
         s->best_s *= WORTH;
         if (*slices >= 1 && *slices <= PLAN_SLICES_MAX) {
-            search_try(s, &plan);
+            try_plan(s, &plan);
         }
         s->best_s = s->best_s < before * WORTH ? s->best_s : before;
     }
