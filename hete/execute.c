@@ -183,11 +183,15 @@ static size_t choose(struct executor *e, struct lane_state *l)
     return best;
 }
 
-static void advance_cursor(struct executor *e)
+// The first operation of the compute lane from `at` on, in this step or the next one.
+static position next_compute(const struct executor *e, position at)
 {
-    do {
-        e->cursor++;
-    } while (e->graph->ops[op_of(e, e->cursor)].lane != LANE_COMPUTE);
+    for (size_t i = 0; i < e->graph->n_ops; i++, at++) {
+        if (e->graph->ops[op_of(e, at)].lane == LANE_COMPUTE) {
+            return at;
+        }
+    }
+    return NOWHERE; // a step without any
 }
 
 // ---- lanes --------------------------------------------------------------------------------------
@@ -209,9 +213,9 @@ static void poison(struct executor *e, const struct op *op)
     }
 }
 
-static void keep_pace(const struct executor *e, size_t op, struct record *r)
+static void keep_pace(double least, struct record *r)
 {
-    double end = e->pace ? r->start + e->pace[op] : r->start;
+    double end = r->start + least;
     r->paced = end > r->start;
     r->late = r->paced && now_s() > end;
     if (r->paced && !r->late) {
@@ -227,19 +231,20 @@ static void run(struct executor *e, struct lane_state *l, struct ready r)
     struct error err = {0};
     l->running = r.at;
     uint64_t step = step_of(e, r.at);
+    double least = e->pace ? e->pace[i] : 0;
     pthread_mutex_unlock(&e->mutex);
     poison(e, op);
     dawdle(e, l);
     record.start = now_s();
     int status = e->config.run(e->config.ctx, op, step, &err);
-    keep_pace(e, i, &record);
+    keep_pace(least, &record);
     dawdle(e, l);
     pthread_mutex_lock(&e->mutex);
     if (status && !e->error.status) {
         e->error = err;
         pthread_cond_broadcast(&e->finished);
     }
-    if (!status) {
+    if (!status && !e->quit) { // who quits may have freed the graph
         finish(e, l, record);
     } else {
         l->running = NOWHERE;
@@ -261,7 +266,7 @@ static void *serve(void *arg)
         struct ready r = l->ready[i];
         l->ready[i] = l->ready[--l->n_ready];
         if (l->lane == LANE_COMPUTE && !e->config.chaos) {
-            advance_cursor(e);
+            e->cursor = next_compute(e, e->cursor + 1);
         }
         run(e, l, r);
     }
@@ -335,8 +340,11 @@ void execute_close(struct executor *e)
         pthread_cond_signal(&e->lane[i].work);
     }
     pthread_mutex_unlock(&e->mutex);
-    if (e->stuck) {
-        return; // a lane may never come back: what it uses stays
+    if (e->stuck) { // a lane may never come back: what it uses stays
+        for (int i = 0; i < LANES; i++) {
+            pthread_detach(e->lane[i].thread);
+        }
+        return;
     }
     for (int i = 0; i < LANES; i++) {
         if (e->lane[i].started) {
@@ -394,10 +402,7 @@ int execute_load(struct executor *e, const struct graph *graph, bool fifo, const
 static void begin_first(struct executor *e, uint64_t step)
 {
     e->first_step = e->next_step = step;
-    e->cursor = step * e->graph->n_ops;
-    if (e->graph->ops[0].lane != LANE_COMPUTE) {
-        advance_cursor(e);
-    }
+    e->cursor = next_compute(e, step * e->graph->n_ops);
 }
 
 int execute_start(struct executor *e, uint64_t step, struct error *err)
@@ -462,8 +467,10 @@ static int starved(struct executor *e, const struct flight *f, double seconds, s
     char waiting[384] = "";
     describe(e, f, waiting, sizeof waiting);
     e->stuck = true;
-    return error_set(err, STATUS_FAIL, "step %llu: nothing has finished for %.0f s%s",
-                     (unsigned long long)f->step, seconds, waiting);
+    int status = error_set(err, STATUS_FAIL, "step %llu: nothing has finished for %g s%s",
+                           (unsigned long long)f->step, seconds, waiting);
+    e->error = *err;
+    return status;
 }
 
 int execute_wait(struct executor *e, uint64_t step, struct error *err)
