@@ -757,9 +757,44 @@ static void test_missing_edge(void **state)
     assert_true(broken >= 6 && seen >= broken / 2);
 }
 
+// ---- for the thread sanitizer -------------------------------------------------------------------
+
+// Two operations write to the same plain memory, one after the other if an edge says so.
+static int write_slowly(void *ctx, const struct op *op, uint64_t step, struct error *err)
+{
+    size_t *shared = ctx;
+    (void)step;
+    (void)err;
+    *shared += op->unit;
+    sleep_us(200);
+    *shared += op->unit;
+    return STATUS_OK;
+}
+
+// test_tsan.sh calls this program so, to see that a missing edge is reported, and only that.
+static int two_writers(bool edge)
+{
+    struct graph g = {0};
+    struct error err = {0};
+    size_t shared = 0;
+    for (size_t i = 0; i < 2; i++) {
+        graph_add(&g, 0, i ? LANE_HOST : LANE_COPY_IN, i, 0);
+        graph_access(&g, ACCESS_UPDATE, BUF_X, edge ? 0 : i, 0);
+    }
+    assert_int_equal(graph_link(&g, true, &err), STATUS_OK);
+    struct execute_config config = {.run = write_slowly, .ctx = &shared};
+    struct executor *e = open_executor(&config, &g, false);
+    run_steps(e, 0, 20);
+    execute_close(e);
+    graph_free(&g);
+    return shared ? 0 : 1;
+}
+
 int main(int argc, char **argv)
 {
-    (void)argc;
+    if (argc == 2) {
+        return two_writers(strcmp(argv[1], "edge") == 0);
+    }
     test_threads_sleep(argv);
     static struct mode program = {"program order", false, false}, fifo = {"fifo", true, false},
                        chaos = {"chaos", false, true};
