@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2031,SC2317 # cases run in subshells, called by tap_case
 # The lanes under clang's thread sanitizer: the executor by itself, and 30 random plans under chaos
 # (CONTRACT_PLANS). A build of its own, of these two programs only.
 #
