@@ -598,15 +598,18 @@ static void test_pace(void **state)
     struct executor *e = open_executor(&config, &g, false);
     assert_int_equal(execute_load(e, &g, false, pace, &err), STATUS_OK);
     run_steps(e, 0, 4);
-    execute_late(e, &late, &paced);
+    execute_late(e, 0, &late, &paced);
     assert_int_equal(paced, 8);
     assert_in_range(late, 4, 8); // nothing is done in a nanosecond
+    execute_late(e, 3, &late, &paced); // of the last step
+    assert_int_equal(paced, 2);
+    assert_in_range(late, 1, 2);
     assert_int_equal(execute_timings(e, times, 4, &first), 4);
     for (size_t s = 0; s < 4; s++) {
         assert_true(times[3 * s + 1].end - times[3 * s + 1].start >= 2e-3);
     }
     assert_int_equal(execute_load(e, &g, false, NULL, &err), STATUS_OK);
-    execute_late(e, &late, &paced);
+    execute_late(e, 0, &late, &paced);
     assert_int_equal(late + paced, 0);
     execute_close(e);
     close_trace(&t);
