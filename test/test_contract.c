@@ -151,20 +151,6 @@ static void describe(uint64_t seed, const struct scenario *c, const struct plan 
             p->early_adam, p->fifo, p->barrier, p->serial_copies);
 }
 
-// The device has exactly the bytes that the plan says.
-static size_t device_bytes(const struct gpt *gpt, const struct tiny_shape *s,
-                           const struct plan *plan)
-{
-    struct step_shape shape;
-    struct layout layout;
-    struct error err;
-    step_shape(&shape, &gpt->model, s->dtype, s->B, s->T, s->micro_batches, true);
-    assert_int_equal(layout_make(&layout, &shape, plan, SIZE_MAX, &err), STATUS_OK);
-    size_t bytes = layout.total[SPACE_DEVICE];
-    layout_free(&layout);
-    return bytes;
-}
-
 static void test_random_plans(void **state)
 {
     const char *count = getenv("CONTRACT_PLANS");
@@ -182,7 +168,7 @@ static void test_random_plans(void **state)
         tiny_random_plan(&plan, &rng, &gpt.model, &shape, c.hold);
         shape.plan = &plan;
         shape.chaos = 1 + rng_below(&rng, 1000000);
-        shape.memory = device_bytes(&gpt, &shape, &plan);
+        shape.memory = tiny_device_bytes(&shape);
         describe(seed + (uint64_t)i, &c, &plan);
         struct outcome plain, planned;
         run(&c, &c.shape, &plain);

@@ -64,97 +64,19 @@ static void step(const struct tiny *t, const int32_t *batch, const struct sessio
     session_step(t->s, batch, batch + t->tokens, update, result);
 }
 
-// Every byte of the model's state.
-struct snapshot {
-    float *state[3];
-    size_t bytes;
-};
-
-static struct snapshot take(const struct tiny *t)
+static bool unchanged(const struct tiny *t, const struct tiny_state *before)
 {
-    struct snapshot s = {.bytes = t->elems * sizeof(float)};
-    for (enum state i = STATE_PARAMS; i <= STATE_V; i++) {
-        s.state[i] = tiny_read(t, i);
-    }
-    return s;
-}
-
-static void drop(struct snapshot *s)
-{
-    for (size_t i = 0; i < COUNT(s->state); i++) {
-        free(s->state[i]);
-    }
-}
-
-static bool same(const struct snapshot *a, const struct snapshot *b)
-{
-    bool equal = a->bytes == b->bytes;
-    for (size_t i = 0; i < COUNT(a->state); i++) {
-        equal = equal && memcmp(a->state[i], b->state[i], a->bytes) == 0;
-    }
+    struct tiny_state now = tiny_take(t);
+    bool equal = tiny_same(&now, before);
+    tiny_drop(&now);
     return equal;
-}
-
-static bool unchanged(const struct tiny *t, const struct snapshot *before)
-{
-    struct snapshot now = take(t);
-    bool equal = same(&now, before);
-    drop(&now);
-    return equal;
-}
-
-// Compares arrays of all units tensor by tensor: differences up to `tolerance` of the tensor's
-// largest value, or of a hundredth of the largest of all, since some gradients are 0 but for
-// rounding.
-struct comparison {
-    const float *a, *b;
-    double tolerance, most;
-    const char *what;
-};
-
-static double largest(const float *x, size_t n)
-{
-    double most = 0;
-    for (size_t i = 0; i < n; i++) {
-        most = fmax(most, fabs((double)x[i]));
-    }
-    return most;
-}
-
-static void compare_tensor(void *ctx, size_t unit, const struct tensor *tensor, size_t first)
-{
-    const struct comparison *c = ctx;
-    double scale = fmax(largest(c->b + first, tensor->elems), c->most / 100);
-    for (size_t i = first; i < first + tensor->elems; i++) {
-        double difference = fabs((double)c->a[i] - (double)c->b[i]);
-        if (!(difference <= c->tolerance * scale)) {
-            fail_msg("%s: %s of unit %zu, element %zu: %.9g is not %.9g: %.2g of the largest",
-                     c->what, tensor->name, unit, i - first, (double)c->a[i], (double)c->b[i],
-                     difference / scale);
-        }
-    }
-}
-
-static void assert_close(const struct tiny *t, const char *what, const float *a, const float *b,
-                         double tolerance)
-{
-    struct comparison c = {
-        .a = a, .b = b, .tolerance = tolerance, .most = largest(b, t->elems), .what = what};
-    tiny_each(t, compare_tensor, &c);
-}
-
-static void assert_near(double a, double b, double relative)
-{
-    if (!(fabs(a - b) <= relative * fabs(b))) {
-        fail_msg("%.12g is not %.12g: %.2g", a, b, fabs(a - b) / fabs(b));
-    }
 }
 
 // ---- threads ------------------------------------------------------------------------------------
 
 struct run {
     struct session_result result[3];
-    struct snapshot state;
+    struct tiny_state state;
     float losses[2 * 135], logits[128];
 };
 
@@ -183,7 +105,7 @@ static void run_with_threads(struct run *run, int threads, enum dtype dtype)
     for (size_t pos = 0; pos < 5; pos++) {
         session_decode(t.s, (int32_t)pos, pos, run->logits);
     }
-    run->state = take(&t);
+    run->state = tiny_take(&t);
     tiny_close(&t);
 }
 
@@ -200,10 +122,10 @@ static void same_with_any_threads(enum dtype dtype)
         }
         assert_memory_equal(one.losses, other.losses, sizeof one.losses);
         assert_memory_equal(one.logits, other.logits, sizeof one.logits);
-        assert_true(same(&one.state, &other.state));
-        drop(&other.state);
+        assert_true(tiny_same(&one.state, &other.state));
+        tiny_drop(&other.state);
     }
-    drop(&one.state);
+    tiny_drop(&one.state);
 }
 
 // With either kind of matrix product.
@@ -308,7 +230,7 @@ static void test_launcher(void **state)
 
 struct trace {
     struct session_result result[2];
-    struct snapshot state[2]; // after each step
+    struct tiny_state state[2]; // after each step
 };
 
 // Two steps over 6 rows as `k` micro-batches. eps is large, so that an update is proportional to
@@ -330,7 +252,7 @@ static void run_two_steps(struct trace *trace, size_t k, enum dtype dtype)
         update.lr = 0.1;
         update.eps = 0.1;
         step(&t, batch, &update, trace->result + i);
-        trace->state[i] = take(&t);
+        trace->state[i] = tiny_take(&t);
         free(batch);
     }
     tiny_close(&t);
@@ -349,21 +271,23 @@ static void test_accumulation(void **state)
         run_two_steps(&split, splits[i], kind->dtype);
         for (size_t s = 0; s < 2; s++) {
             double tolerance = bf16 ? s ? 2e-2 : 6e-3 : 1e-5;
-            assert_near(split.result[s].loss, whole.result[s].loss, bf16 ? s ? 1e-3 : 5e-5 : 1e-6);
-            assert_near(split.result[s].norm, whole.result[s].norm, bf16 ? 2e-3 : 1e-5);
-            assert_close(&shape, s ? "m after step 2" : "m after step 1",
-                         split.state[s].state[STATE_M], whole.state[s].state[STATE_M], tolerance);
-            assert_close(&shape, s ? "v after step 2" : "v after step 1",
-                         split.state[s].state[STATE_V], whole.state[s].state[STATE_V],
-                         2 * tolerance);
-            assert_close(&shape, s ? "p after step 2" : "p after step 1",
-                         split.state[s].state[STATE_PARAMS], whole.state[s].state[STATE_PARAMS],
-                         tolerance);
-            drop(split.state + s);
+            tiny_expect_near(split.result[s].loss, whole.result[s].loss,
+                             bf16 ? s ? 1e-3 : 5e-5 : 1e-6);
+            tiny_expect_near(split.result[s].norm, whole.result[s].norm, bf16 ? 2e-3 : 1e-5);
+            tiny_expect_close(&shape, s ? "m after step 2" : "m after step 1",
+                              split.state[s].state[STATE_M], whole.state[s].state[STATE_M],
+                              tolerance);
+            tiny_expect_close(&shape, s ? "v after step 2" : "v after step 1",
+                              split.state[s].state[STATE_V], whole.state[s].state[STATE_V],
+                              2 * tolerance);
+            tiny_expect_close(&shape, s ? "p after step 2" : "p after step 1",
+                              split.state[s].state[STATE_PARAMS],
+                              whole.state[s].state[STATE_PARAMS], tolerance);
+            tiny_drop(split.state + s);
         }
     }
-    drop(whole.state);
-    drop(whole.state + 1);
+    tiny_drop(whole.state);
+    tiny_drop(whole.state + 1);
     tiny_close(&shape);
 }
 
@@ -391,7 +315,7 @@ static void test_clipping(void **state)
         int32_t *batch = tiny_batch(&rng, t.tokens, usual_shape.vocab);
         tiny_scramble(&t, 1);
         float *g = tiny_gradient(&t, batch, batch + t.tokens, &norm);
-        assert_near(norm, norm_of(g, t.elems), 1e-6);
+        tiny_expect_near(norm, norm_of(g, t.elems), 1e-6);
         float *zero = test_alloc(t.elems, sizeof *zero);
         tiny_write(&t, STATE_M, zero);
         tiny_write(&t, STATE_V, zero);
@@ -407,9 +331,9 @@ static void test_clipping(void **state)
         for (size_t i = 0; i < t.elems; i++) {
             float clipped_g = g[i] * scale;
             assert_true(m[i] == (float)(1 - 0.9) * clipped_g);
-            assert_near((double)v[i], 0.05 * (double)clipped_g * (double)clipped_g, 5e-7);
+            tiny_expect_near((double)v[i], 0.05 * (double)clipped_g * (double)clipped_g, 5e-7);
         }
-        assert_near(norm_of(m, t.elems) / 0.1, clipped ? update.clip : norm, 1e-6);
+        tiny_expect_near(norm_of(m, t.elems) / 0.1, clipped ? update.clip : norm, 1e-6);
         free(batch);
         free(zero);
         free(g);
@@ -422,7 +346,7 @@ static void test_clipping(void **state)
 // ---- one update of each tensor per step ---------------------------------------------------------
 
 struct expected_update {
-    struct snapshot before, after;
+    struct tiny_state before, after;
     const float *g;
     const struct session_update *update;
     double scale;
@@ -477,13 +401,13 @@ static void test_updates(void **state)
         update.clip = i % 2 ? norm / 3 : 0;
         e.g = g;
         e.scale = i % 2 ? (double)(float)(update.clip / norm) : 1;
-        e.before = take(&t);
+        e.before = tiny_take(&t);
         step(&t, batch, &update, &result);
         assert_true(result.updated);
-        e.after = take(&t);
+        e.after = tiny_take(&t);
         tiny_each(&t, check_tensor_update, &e);
-        drop(&e.before);
-        drop(&e.after);
+        tiny_drop(&e.before);
+        tiny_drop(&e.after);
         free(g);
         free(batch);
     }
@@ -491,7 +415,7 @@ static void test_updates(void **state)
 }
 
 struct decay_check {
-    struct snapshot before, after;
+    struct tiny_state before, after;
     float shrink;
 };
 
@@ -525,13 +449,13 @@ static void test_decay(void **state)
     tiny_scramble(&t, 1);
     int32_t *batch = tiny_batch(&rng, t.tokens, usual_shape.vocab);
     memset(batch + t.tokens, 0xff, t.tokens * sizeof *batch);
-    d.before = take(&t);
+    d.before = tiny_take(&t);
     step(&t, batch, &usual_update, &result);
     assert_true(result.updated && result.norm == 0 && result.loss == 0);
-    d.after = take(&t);
+    d.after = tiny_take(&t);
     tiny_each(&t, check_tensor_decay, &d);
-    drop(&d.before);
-    drop(&d.after);
+    tiny_drop(&d.before);
+    tiny_drop(&d.after);
     free(batch);
     tiny_close(&t);
 }
@@ -550,7 +474,7 @@ static void test_tied_gradient(void **state)
     tiny_scramble(&t, 1);
     int32_t *batch = tiny_batch(&rng, t.tokens, shape.vocab);
     float *g = tiny_gradient(&t, batch, batch + t.tokens, NULL), p;
-    double most = largest(g, shape.vocab * shape.hidden);
+    double most = tiny_largest(g, shape.vocab * shape.hidden);
     for (size_t i = 0; i < shape.vocab * shape.hidden; i += 5) {
         double loss[2], h = 4e-3;
         session_read(t.s, STATE_PARAMS, 0, i, &p, 1);
@@ -602,22 +526,22 @@ static void test_guard(void **state)
         batch[0] = 0; // the token and the position that the fault is in
         session_read(t.s, STATE_PARAMS, f->unit, at, &good, 1);
         session_write(t.s, STATE_PARAMS, f->unit, at, &f->value, 1);
-        struct snapshot before = take(&t);
+        struct tiny_state before = tiny_take(&t);
         step(&t, batch, &update, &result);
         assert_false(result.updated);
         assert_false(isfinite(result.norm));
         assert_int_equal(isnan(result.loss), !isfinite(f->value)); // NaN is reported as NaN
         assert_true(unchanged(&t, &before));
-        drop(&before);
+        tiny_drop(&before);
 
         session_write(t.s, STATE_PARAMS, f->unit, at, &good, 1);
         step(&t, batch, &update, &result);
         step(&clean, batch, &update, &expected);
         assert_true(result.updated && expected.updated);
         assert_true(result.loss == expected.loss && result.norm == expected.norm);
-        struct snapshot after = take(&clean);
+        struct tiny_state after = tiny_take(&clean);
         assert_true(unchanged(&t, &after));
-        drop(&after);
+        tiny_drop(&after);
         free(batch);
         update.step++;
     }
@@ -754,7 +678,7 @@ static void test_accept(void **state)
     tiny_scramble(&t, 1);
     tiny_scramble(&twin, 1);
     int32_t *batch = tiny_batch(&rng, t.tokens, usual_shape.vocab);
-    struct snapshot before = take(&t);
+    struct tiny_state before = tiny_take(&t);
     update.accept = accept;
     update.ctx = &asked;
     step(&t, batch, &update, &result);
@@ -767,8 +691,8 @@ static void test_accept(void **state)
     step(&t, batch, &update, &result);
     assert_true(result.updated);
     step(&twin, batch, &usual_update, &result);
-    struct snapshot after = take(&twin);
-    assert_false(same(&before, &after));
+    struct tiny_state after = tiny_take(&twin);
+    assert_false(tiny_same(&before, &after));
     assert_true(unchanged(&t, &after));
 
     const float nan = NAN;
@@ -776,8 +700,8 @@ static void test_accept(void **state)
     step(&t, batch, &update, &result);
     assert_false(result.updated);
     assert_int_equal(asked.times, 2);
-    drop(&before);
-    drop(&after);
+    tiny_drop(&before);
+    tiny_drop(&after);
     free(batch);
     tiny_close(&t);
     tiny_close(&twin);
@@ -929,13 +853,13 @@ static void test_padding(void **state)
         assert_true(result.updated);
         free(batch);
     }
-    struct snapshot s = take(&t);
+    struct tiny_state s = tiny_take(&t);
     for (size_t i = 0; i < COUNT(s.state); i++) {
         struct zeros z = {.x = s.state[i]};
         tiny_each(&t, check_zeros, &z);
         assert_true(z.checked >= (128 - 61) * 36 + 2 * 28);
     }
-    drop(&s);
+    tiny_drop(&s);
     tiny_close(&t);
 }
 
@@ -954,7 +878,7 @@ static void test_losses(void **state)
     tiny_scramble(&t, 1);
     int32_t *batch = tiny_batch(&rng, t.tokens, usual_shape.vocab);
     float *losses = test_alloc(t.tokens, sizeof *losses);
-    struct snapshot before = take(&t);
+    struct tiny_state before = tiny_take(&t);
     double sum = 0;
     for (size_t i = 0; i < t.tokens; i += n) {
         session_losses(t.s, batch + i, batch + t.tokens + i, losses + i);
@@ -977,7 +901,7 @@ static void test_losses(void **state)
         session_step(t.s, batch, one, &update, &result);
         assert_true(result.loss == (double)losses[i] / (double)t.tokens);
     }
-    drop(&before);
+    tiny_drop(&before);
     free(one);
     free(losses);
     free(batch);
@@ -1003,7 +927,7 @@ static void test_ignored_row(void **state)
     for (size_t i = 0; i < one.elems; i++) {
         b[i] /= 2;
     }
-    assert_close(&one, "gradient with an ignored row", a, b, 1e-5);
+    tiny_expect_close(&one, "gradient with an ignored row", a, b, 1e-5);
     free(a);
     free(b);
     free(batch);
@@ -1119,7 +1043,7 @@ static void test_head_rows(void **state)
             assert_true(fabsf(losses[j] - expected[j]) <= 2e-6f * fmaxf(1, expected[j]));
         }
         if (i) {
-            assert_close(&t, "gradient", g, expected_g, 1e-5);
+            tiny_expect_close(&t, "gradient", g, expected_g, 1e-5);
             free(g);
         } else {
             expected_g = g;
@@ -1149,7 +1073,7 @@ static void test_state_moves(void **state)
         update.step = i;
         step(&first, batch, &update, &a);
         if (i == 2) {
-            struct snapshot s = take(&first);
+            struct tiny_state s = tiny_take(&first);
             for (enum state k = STATE_PARAMS; k <= STATE_V; k++) {
                 tiny_write(&second, k, s.state[k]);
             }
@@ -1160,16 +1084,16 @@ static void test_state_moves(void **state)
                 fine += (bits & 0xffff) != 0;
             }
             assert_true(fine > first.elems / 2);
-            drop(&s);
+            tiny_drop(&s);
         } else if (i > 2) {
             step(&second, batch, &update, &b);
             assert_true(a.loss == b.loss && a.norm == b.norm);
         }
         free(batch);
     }
-    struct snapshot s = take(&first);
+    struct tiny_state s = tiny_take(&first);
     assert_true(unchanged(&second, &s));
-    drop(&s);
+    tiny_drop(&s);
     tiny_close(&first);
     tiny_close(&second);
 }
@@ -1440,7 +1364,7 @@ static void check_split(const struct tiny_shape *shape, const int32_t *batch, co
     tiny_open(&t, &rows);
     tiny_scramble(&t, 1);
     float *split = tiny_gradient(&t, batch, batch + t.tokens, NULL);
-    assert_close(&t, "gradient of single rows", split, g, 5e-5);
+    tiny_expect_close(&t, "gradient of single rows", split, g, 5e-5);
     free(split);
     tiny_close(&t);
 }

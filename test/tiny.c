@@ -80,6 +80,7 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                      .train = !shape->eval,
                                      .plan = shape->plan,
                                      .chaos = shape->chaos,
+                                     .budget = {.pinned = shape->pinned},
                                      .watchdog_s = 60};
     struct error err = {0};
     *t = (struct tiny){.tokens = shape->B * shape->T * shape->micro_batches};
@@ -94,6 +95,21 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
     if (session_open(&t->s, t->dev, &t->gpt.model, &session, &err)) {
         fail_msg("%s", err.text);
     }
+}
+
+size_t tiny_device_bytes(const struct tiny_shape *shape)
+{
+    struct gpt gpt;
+    struct gpt_config config = tiny_config(shape);
+    struct step_shape s;
+    struct layout layout;
+    struct error err;
+    gpt_open(&gpt, &config);
+    step_shape(&s, &gpt.model, shape->dtype, shape->B, shape->T, shape->micro_batches, true);
+    assert_int_equal(layout_make(&layout, &s, shape->plan, SIZE_MAX, &err), STATUS_OK);
+    size_t bytes = layout.total[SPACE_DEVICE];
+    layout_free(&layout);
+    return bytes;
 }
 
 void tiny_close(struct tiny *t)
@@ -170,6 +186,78 @@ void tiny_write(const struct tiny *t, enum state state, const float *x)
     for (size_t u = 0; u < t->gpt.model.units; u++) {
         session_write(t->s, state, u, 0, x + tiny_unit_at(t, u),
                       model_unit(&t->gpt.model, u)->params);
+    }
+}
+
+struct tiny_state tiny_take(const struct tiny *t)
+{
+    struct tiny_state s = {.bytes = t->elems * sizeof(float)};
+    for (enum state i = STATE_PARAMS; i <= STATE_V; i++) {
+        s.state[i] = tiny_read(t, i);
+    }
+    return s;
+}
+
+void tiny_drop(struct tiny_state *s)
+{
+    for (size_t i = 0; i < 3; i++) {
+        free(s->state[i]);
+    }
+}
+
+bool tiny_same(const struct tiny_state *a, const struct tiny_state *b)
+{
+    bool equal = a->bytes == b->bytes;
+    for (size_t i = 0; i < 3; i++) {
+        equal = equal && memcmp(a->state[i], b->state[i], a->bytes) == 0;
+    }
+    return equal;
+}
+
+// Compares arrays of all units tensor by tensor: differences up to `tolerance` of the tensor's
+// largest value, or of a hundredth of the largest of all, since some gradients are 0 but for
+// rounding.
+struct comparison {
+    const float *a, *b;
+    double tolerance, most;
+    const char *what;
+};
+
+double tiny_largest(const float *x, size_t n)
+{
+    double most = 0;
+    for (size_t i = 0; i < n; i++) {
+        most = fmax(most, fabs((double)x[i]));
+    }
+    return most;
+}
+
+static void compare_tensor(void *ctx, size_t unit, const struct tensor *tensor, size_t first)
+{
+    const struct comparison *c = ctx;
+    double scale = fmax(tiny_largest(c->b + first, tensor->elems), c->most / 100);
+    for (size_t i = first; i < first + tensor->elems; i++) {
+        double difference = fabs((double)c->a[i] - (double)c->b[i]);
+        if (!(difference <= c->tolerance * scale)) {
+            fail_msg("%s: %s of unit %zu, element %zu: %.9g is not %.9g: %.2g of the largest",
+                     c->what, tensor->name, unit, i - first, (double)c->a[i], (double)c->b[i],
+                     difference / scale);
+        }
+    }
+}
+
+void tiny_expect_close(const struct tiny *t, const char *what, const float *a, const float *b,
+                       double tolerance)
+{
+    struct comparison c = {
+        .a = a, .b = b, .tolerance = tolerance, .most = tiny_largest(b, t->elems), .what = what};
+    tiny_each(t, compare_tensor, &c);
+}
+
+void tiny_expect_near(double a, double b, double relative)
+{
+    if (!(fabs(a - b) <= relative * fabs(b))) {
+        fail_msg("%.12g is not %.12g: %.2g", a, b, fabs(a - b) / fabs(b));
     }
 }
 

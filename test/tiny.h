@@ -17,6 +17,7 @@ struct tiny_shape {
     const struct plan *plan;
     uint64_t chaos;
     size_t memory; // of an emulated device; 0: the plain one
+    size_t pinned; // bytes at most; 0: no limit
     struct device_link link;
 };
 
@@ -31,6 +32,8 @@ struct tiny {
 struct gpt_config tiny_config(const struct tiny_shape *shape);
 void tiny_open(struct tiny *t, const struct tiny_shape *shape);
 void tiny_close(struct tiny *t);
+// Bytes of device memory that the shape needs under its plan: the smallest `memory`.
+size_t tiny_device_bytes(const struct tiny_shape *shape);
 
 // A plan of random decisions, all of them possible ones.
 void tiny_random_plan(struct plan *plan, uint64_t *rng, const struct model *model,
@@ -39,6 +42,24 @@ void tiny_random_plan(struct plan *plan, uint64_t *rng, const struct model *mode
 // The state of all units as one array; the caller frees it.
 float *tiny_read(const struct tiny *t, enum state state);
 void tiny_write(const struct tiny *t, enum state state, const float *x);
+
+// Every byte of the model's state.
+struct tiny_state {
+    float *state[3];
+    size_t bytes;
+};
+
+struct tiny_state tiny_take(const struct tiny *t);
+void tiny_drop(struct tiny_state *s);
+bool tiny_same(const struct tiny_state *a, const struct tiny_state *b);
+
+double tiny_largest(const float *x, size_t n); // magnitude
+
+// Fail the running case: where a tensor of `a` differs from that of `b` by more than `tolerance` of
+// the largest value in it, or of a hundredth of the largest of all; where a differs from b.
+void tiny_expect_close(const struct tiny *t, const char *what, const float *a, const float *b,
+                       double tolerance);
+void tiny_expect_near(double a, double b, double relative);
 
 // Calls f for every tensor of every unit; first: its first element in the arrays above.
 typedef void (*tiny_tensor_fn)(void *ctx, size_t unit, const struct tensor *tensor, size_t first);
