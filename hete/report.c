@@ -78,6 +78,7 @@ struct table {
     struct row *rows; // runs of units with equal decisions, then what several units share
     size_t n;         // with that one
     struct row total;
+    size_t copies, pageable; // of a step; those of them whose host side is not pinned
 };
 
 static enum column column_of(const struct op *op)
@@ -158,6 +159,26 @@ static bool add_bytes(struct table *t, const struct layout *layout, const struct
     return owner;
 }
 
+static void count_copies(struct table *t, const struct layout *layout, const struct graph *g)
+{
+    for (size_t i = 0; i < g->n_ops; i++) {
+        const struct op *op = g->ops + i;
+        // Tokens are no access: the host lays them down between steps.
+        bool pageable = op->kind == OP_TOKENS_IN &&
+                        layout->region[BUF_HOST_TOKENS][op->micro].space == SPACE_HOST;
+        if (op->lane != LANE_COPY_IN && op->lane != LANE_COPY_OUT) {
+            continue;
+        }
+        for (size_t a = op->first_access; a < op->first_access + op->n_accesses; a++) {
+            const struct access *access = g->accesses + a;
+            pageable |= access->index < layout->indices[access->kind] &&
+                        layout->region[access->kind][access->index].space == SPACE_HOST;
+        }
+        t->copies++;
+        t->pageable += pageable;
+    }
+}
+
 // The rows of a plan, empty.
 static bool make_rows(struct table *t, const struct plan *plan)
 {
@@ -187,6 +208,7 @@ static int make_table(struct table *t, const struct plan *plan, const struct pla
     if (!status && !failed && (work = malloc((g.n_ops + 1) * sizeof *work))) {
         costs_of_graph(problem->costs, &shape, plan, &g, work);
         add_times(t, problem, &g, work);
+        count_copies(t, &layout, &g);
     }
     if (!status && (failed || !work || !add_bytes(t, &layout, &g))) {
         status = error_set(err, STATUS_FAIL, "no memory for the table of a plan");
@@ -267,6 +289,16 @@ static void print_budgets(FILE *out, const struct prediction *p, const struct bu
     print_budget(out, ", host", p->host_bytes + p->pinned_bytes, budget->host);
     print_budget(out, ", of that pinned", p->pinned_bytes, budget->pinned);
     fputc('\n', out);
+}
+
+static void print_pageable(FILE *out, const struct table *t)
+{
+    if (t->pageable) {
+        fprintf(out,
+                "  warning: pinned memory does not suffice: %zu of %zu copies a step are from or "
+                "to pageable memory, which is slower; raise --pinned-memory\n",
+                t->pageable, t->copies);
+    }
 }
 
 static void print_settings(FILE *out, const struct plan *plan)
@@ -358,6 +390,7 @@ int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *p
                 ms_text(plan_bound(problem)).s);
         print_table(out, &table, plan);
         print_budgets(out, &p, &problem->budget);
+        print_pageable(out, &table);
         print_settings(out, plan);
         print_lanes(out, &p);
         status = print_norm(out, plan, problem, &p, err);
