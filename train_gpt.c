@@ -732,12 +732,23 @@ static int print_plan(struct run *run, struct error *err)
     return report_plan(run->say, &p->plan, &p->problem, err);
 }
 
+static void print_model(const struct run *run)
+{
+    const struct gpt_config *c = &run->gpt.config;
+    fprintf(run->say,
+            "model: %zu layers, %zu channels, %zu heads, vocabulary %zu (padded %zu), "
+            "%zu positions: %zu parameters\n",
+            c->layers, c->hidden, c->heads, c->vocab, gpt_padded_vocab(c), c->max_seq,
+            gpt_params(c));
+}
+
 static int run_plan_only(struct run *run, struct error *err)
 {
     struct policy_result *results;
     char name[96];
     size_t n;
-    if (choose_model(run, err) || choose_batch(run, err)) {
+    if (tokenizer_beside(&run->tokenizer, run->o.train, err) || choose_model(run, err) ||
+        choose_batch(run, err)) {
         return err->status;
     }
     struct prepare_config config = prepare_config(run);
@@ -752,6 +763,7 @@ static int run_plan_only(struct run *run, struct error *err)
     if (prepare_policies(&run->prepared, &results, &n, &config, err)) {
         return err->status;
     }
+    print_model(run);
     const struct gpt_config *c = &run->gpt.config;
     snprintf(name, sizeof name, "%zu layers x %zu channels, %.3g parameters", c->layers, c->hidden,
              (double)gpt_params(c));
@@ -770,16 +782,6 @@ static int run_plan_only(struct run *run, struct error *err)
     }
     free(results);
     return status;
-}
-
-static void print_model(const struct run *run)
-{
-    const struct gpt_config *c = &run->gpt.config;
-    fprintf(run->say,
-            "model: %zu layers, %zu channels, %zu heads, vocabulary %zu (padded %zu), "
-            "%zu positions: %zu parameters\n",
-            c->layers, c->hidden, c->heads, c->vocab, gpt_padded_vocab(c), c->max_seq,
-            gpt_params(c));
 }
 
 static void print_run(const struct run *run)

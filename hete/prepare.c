@@ -325,12 +325,11 @@ static int plan_from_file(struct prepared *out, const char *path, struct error *
 // one that leaves some of it unused (a rate 30% below the plan's: 10% on average; above: 2%).
 #define ADAM_TO_COUNT_WITH 0.85
 
-static int search(struct context *x, struct error *err)
+static int search(struct plan *plan, struct prepared *out, const char *policy, struct error *err)
 {
-    struct prepared *out = x->out;
     double host_adam = out->costs.host_adam;
     out->costs.host_adam /= out->measured ? ADAM_TO_COUNT_WITH : 1;
-    int status = plan_choose(&out->plan, &out->problem, x->config->policy, err);
+    int status = plan_choose(plan, &out->problem, policy, err);
     out->costs.host_adam = host_adam;
     return status;
 }
@@ -343,7 +342,7 @@ static int choose(struct context *x, size_t B, struct error *err)
     if (set(c->plan) && plan_from_file(out, c->plan, err)) {
         return err->status;
     }
-    if (set_costs(x, B, err) || (!set(c->plan) && search(x, err)) ||
+    if (set_costs(x, B, err) || (!set(c->plan) && search(&out->plan, out, c->policy, err)) ||
         plan_predict(&out->prediction, &out->plan, &out->problem, err)) {
         return err->status;
     }
@@ -467,7 +466,7 @@ static int try_policy(struct context *x, struct policy_result *r, const char *po
     *r = (struct policy_result){
         .B = B, .micro_batches = x->config->rows / B, .bound_s = plan_bound(&x->out->problem)};
     snprintf(r->policy, sizeof r->policy, "%s", policy);
-    if (plan_choose(&r->plan, &x->out->problem, policy, &why)) {
+    if (search(&r->plan, x->out, policy, &why)) {
         snprintf(r->error, sizeof r->error, "%.511s", why.text);
         return STATUS_OK;
     }
