@@ -80,13 +80,29 @@ close_to() {
 
 # same DIR DIR STEP: two runs are one: parameters, state and logs at that step, but for times
 same() {
-    local step
-    step=$(printf %08d "$3")
-    cmp "$1/model_$step.bin" "$2/model_$step.bin"
-    cmp "$1/state_$step.bin" "$2/state_$step.bin"
+    cmp "$(model "$1" "$3")" "$(model "$2" "$3")"
+    cmp "$(state "$1" "$3")" "$(state "$2" "$3")"
     cmp "$1/main.log" "$2/main.log"
     cmp <(timeless "$1/metrics.jsonl") <(timeless "$2/metrics.jsonl")
     cmp "$1/loss.svg" "$2/loss.svg"
+}
+
+# state DIR STEP, model DIR STEP: the files of a checkpoint
+state() {
+    printf '%s/state_%08d.bin' "$1" "$2"
+}
+model() {
+    printf '%s/model_%08d.bin' "$1" "$2"
+}
+
+# cut_back FROM TO STEP: a copy of a run as it was when the checkpoint of that step was its last
+cut_back() {
+    local file
+    cp -r "$1" "$2"
+    for file in "$2"/state_* "$2"/model_* "$2"/DONE_*; do
+        [[ ${file##*_} > $(printf '%08d.zzz' "$3") ]] && rm "$file"
+    done
+    [ -e "$(state "$2" "$3")" ]
 }
 
 # The command fails. (`! command` would not do: bash's set -e passes over it.)

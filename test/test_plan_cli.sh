@@ -10,9 +10,9 @@ export XDG_CACHE_HOME=$tap_scratch/cache # measured costs
 machine=scripts/machines/a100-40g
 data=$tap_scratch/data
 make_data "$data/a"
-model=("${tiny[@]}" --layers 4)
+small=("${tiny[@]}" --layers 4)
 train() {
-    train_gpt -i "$data/a_train*.bin" "${model[@]}" "$@"
+    train_gpt -i "$data/a_train*.bin" "${small[@]}" "$@"
 }
 
 # trained NAME ARGUMENT...: trains and leaves in $scratch the output as NAME, and what was computed,
@@ -21,7 +21,7 @@ trained() {
     local name=$scratch/$1
     shift
     train "$@" >"$name" 2>"$name.err"
-    sed -n -e 's/^\(step .* | norm [^|]*\)|.*/\1/p' -e '/^val/p' "$name" >"$name.losses"
+    sed -n -e 's/^\(step .* | norm [^|]*\)|.*/\1/p' -e '/val loss/p' -e '/skipped/p' "$name" >"$name.losses"
     [ -s "$name.losses" ]
 }
 
@@ -51,7 +51,7 @@ would_do() {
 refuse() {
     local status=$1 pattern=$2
     shift 2
-    refused "$status" "$pattern" -i "$data/a_train*.bin" "${model[@]}" --steps 2 "$@"
+    refused "$status" "$pattern" -i "$data/a_train*.bin" "${small[@]}" --steps 2 "$@"
 }
 
 # ---- bad input ----------------------------------------------------------------------------------
@@ -368,6 +368,7 @@ case_the_micro_batch_is_chosen_among_those_that_fit() {
 
 # Resident memory at its highest, less what the run says it has taken. A model of 10M parameters.
 case_memory_beyond_the_arenas_is_little() {
+    case ${BUILD-} in *address* | *thread*) return 0 ;; esac # they take much for themselves
     local pid taken most dtype run
     for dtype in fp32 bf16; do
         mkfifo "$scratch/pipe"

@@ -12,23 +12,6 @@ train() {
     train_gpt -i "$data/a_train*.bin" "${tiny[@]}" "$@"
 }
 
-state() {
-    printf '%s/state_%08d.bin' "$1" "$2"
-}
-model() {
-    printf '%s/model_%08d.bin' "$1" "$2"
-}
-
-# cut_back FROM TO STEP: a copy of a run as it was when the checkpoint of that step was its last
-cut_back() {
-    local file
-    cp -r "$1" "$2"
-    for file in "$2"/state_* "$2"/model_* "$2"/DONE_*; do
-        [[ ${file##*_} > $(printf '%08d.zzz' "$3") ]] && rm "$file"
-    done
-    [ -e "$(state "$2" "$3")" ]
-}
-
 # exact STEPS EVERY ARGUMENT...: from every checkpoint of one run, go on to its end
 exact() {
     local steps=$1 every=$2 k
