@@ -715,6 +715,55 @@ static int make_plan(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
+// FLOP of the calls of a step that recomputes nothing, per micro-batch.
+static double step_flops(const struct model *m, enum dtype dtype, size_t B, size_t T)
+{
+    static const enum call once[] = {CALL_ENCODE, CALL_HEAD, CALL_ENCODE_BACKWARD};
+    static const enum call of_block[] = {CALL_FORWARD, CALL_BACKWARD};
+    double flops = 0;
+    for (size_t i = 0; i < sizeof once / sizeof *once; i++) {
+        flops += m->work(m, dtype, once[i], B, T).flops;
+    }
+    for (size_t i = 0; i < sizeof of_block / sizeof *of_block; i++) {
+        flops += (double)(m->units - 1) * m->work(m, dtype, of_block[i], B, T).flops;
+    }
+    return flops;
+}
+
+// A miniature of --emulate FILE:N stands for a model that is N times as wide and as long. What does
+// not scale with the rest: biases, norms, statistics, the padding of the vocabulary.
+static void print_geometry(const struct run *run)
+{
+    struct error unused; // the file was read before; a shape that cannot be is not compared
+    struct machine machine;
+    struct gpt whole;
+    size_t n;
+    struct gpt_config c = run->gpt.config;
+    if (machine_read_emulated(&machine, run->o.emulate, &n, &unused) || n == 1) {
+        return;
+    }
+    c.hidden *= n;
+    c.vocab *= n;
+    c.max_seq *= n;
+    if (gpt_check(&c, &unused)) {
+        return;
+    }
+    gpt_open(&whole, &c);
+    enum dtype dtype = run->prepared.problem.dtype;
+    const struct model *mini = &run->gpt.model, *full = &whole.model;
+    double square = (double)(n * n), params = (double)gpt_params(&run->gpt.config),
+           kept = (double)mini->bytes(mini, dtype, run->B, run->T).kept;
+    fprintf(run->say,
+            "miniature of 1:%zu: parameters %+.2f%%, bytes kept %+.2f%%, FLOP %+.2f%% against "
+            "%zu layers x %zu channels\n",
+            n, 100 * (square * params / (double)gpt_params(&c) - 1),
+            100 * (square * kept / (double)full->bytes(full, dtype, run->B, run->T * n).kept - 1),
+            100 * (square * (double)n * step_flops(mini, dtype, run->B, run->T) /
+                       step_flops(full, dtype, run->B, run->T * n) -
+                   1),
+            c.layers, c.hidden);
+}
+
 static int print_plan(struct run *run, struct error *err)
 {
     const struct prepared *p = &run->prepared;
@@ -726,8 +775,9 @@ static int print_plan(struct run *run, struct error *err)
             : p->measured ? ", measured"
                           : ", from its file");
     if (run->o.emulate[0]) {
-        fprintf(run->say, "slow motion: a second of %s takes %.1f s here\n", p->machine,
+        fprintf(run->say, "slow motion: a second of %s takes %.4g s here\n", p->machine,
                 p->slow_motion);
+        print_geometry(run);
     }
     return report_plan(run->say, &p->plan, &p->problem, err);
 }
