@@ -33,5 +33,6 @@ END {
         exit
     }
     print id, predicted, measured, sprintf("%.4f", rows / (measured / 1000 / slow)),
-        sprintf("%.5f", late), tries, limit, late > 0.01 ? "void" : "ok"
+        sprintf("%.5f", late), tries, limit,
+        (late > 0.01 ? "void" : "ok")
 }
