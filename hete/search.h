@@ -7,16 +7,16 @@
 // by step.h like any other, so that nothing is counted in two places.
 //
 // auto: for all numbers of blocks with a device optimizer and of streamed blocks, and as few
-// recomputed ones as fit, the least times are compared; the plans are simulated in their order until
-// none can be faster than the best. Then blocks of the best ones take each other's parts while that
-// helps, and at last other numbers of slices and buffers are tried. Against all plans of up to 6
-// blocks on random machines this was never 0.5% slower; without the swaps up to 5%.
+// recomputed ones as fit, the least times are compared; the plans are simulated in their order
+// until none can be faster than the best. Then blocks of the best ones take each other's parts
+// while that helps, and at last other numbers of slices and buffers are tried. Against all plans of
+// up to 6 blocks on random machines this was never 0.5% slower; without the swaps up to 5%.
 //
 // autohete: AutoHete's three integers say how many of the first blocks are recomputed, how many of
 // the first blocks are streamed and how many of the last ones have a host optimizer. Here streaming
 // implies a host optimizer, so that the streamed blocks are the first ones of those that have it.
-// The embedding's optimizer, of which the paper is not known to say anything, is on the device where
-// that fits.
+// The embedding's optimizer, of which the paper is not known to say anything, is on the device
+// where that fits.
 #ifndef HETE_SEARCH_H
 #define HETE_SEARCH_H
 
