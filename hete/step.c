@@ -603,7 +603,8 @@ static void place_device_unit(struct placing *p, size_t u)
     if (u && !d->recompute) {
         place(p, SPACE_DEVICE, BUF_KEPT, u, s->bytes.kept);
     }
-    place(p, SPACE_DEVICE, BUF_NORM, u, s->train ? sizeof(double) : 0);
+    bool on_host = d->host_optimizer && s->micro_batches > 1; // where the sum is
+    place(p, SPACE_DEVICE, BUF_NORM, u, s->train && !on_host ? sizeof(double) : 0);
 }
 
 static void place_shared(struct placing *p)

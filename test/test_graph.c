@@ -759,7 +759,8 @@ int main(int argc, char **argv)
     } per_case[] = {
         {"what is read was written before", test_data_flow},
         {"ggml #1501: buffers do not overlap", test_names},
-        {"fairscale #496, DeepSpeed #1219: operations touch what they declare, all of it",
+        {"fairscale #496, DeepSpeed #1219, ao PR#1649: operations touch what they declare, all of "
+         "it",
          test_touched},
     };
     static const struct CMUnitTest once[] = {
