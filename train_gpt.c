@@ -1285,9 +1285,12 @@ static void keep_times(struct run *run)
 
 static void report_times(struct run *run)
 {
+    log_clear_bar(&run->log);
     if (run->has_measured) {
-        log_clear_bar(&run->log);
         report_measured(run->say, &run->prepared.prediction, &run->measured);
+    } else {
+        fputs("no times yet: they take three steps without a validation or sample between them\n",
+              run->say);
     }
 }
 

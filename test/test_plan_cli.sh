@@ -331,6 +331,7 @@ case_plan_only_needs_neither_data_nor_machine() {
     train_gpt -i "$scratch/no*.bin" --plan-only --machine $machine --gpus 4 -b 2 -d 8192 \
         --format json >"$out"
     grep -q '"gpus": 4' "$out"
+    ! command -v jq >/dev/null || jq -e '[.policies[].fits] | length == 8 and all' "$out"
 }
 
 case_plan_only_where_nothing_fits_says_what_is_nearest() {
@@ -343,6 +344,8 @@ case_reports_come_when_asked_for_and_at_the_end() {
     [ "$(grep -c '^ms a step  *predicted  *measured' "$scratch/run")" -eq 3 ]
     [ "$(grep -c '^compute  *busy ' "$scratch/run")" -eq 3 ]
     sed -n '/^step  *4\/9/{n;p}' "$scratch/run" | grep -q '^ms a step'
+    trained short --steps 2 --report 1
+    [ "$(grep -c '^no times yet' "$scratch/short")" -eq 2 ]
 }
 
 case_a_trace_and_a_timeline() {
