@@ -338,9 +338,9 @@ case_shapes_and_batches_that_do_not_fit() {
 }
 # Sizes that no machine has: a message, not a crash nor an overflow.
 case_models_that_fit_nowhere() {
-    refused 1 'no memory for an arena of [0-9]* bytes.*smaller' -i "$data/a_train*.bin" \
-        --layers 1000 --hidden 65536 --heads 1024 --seq 16
-    refused 1 'no memory' "${good[@]}" --micro-batch 65536 --max-seq 1Mi --seq 300 \
+    local why='training needs [0-9]* bytes of this machine.s memory.*a smaller model'
+    refused 1 "$why" -i "$data/a_train*.bin" --layers 1000 --hidden 65536 --heads 1024 --seq 16
+    refused 1 "$why" "${good[@]}" --micro-batch 65536 --max-seq 1Mi --seq 300 \
         --hidden 65536
 }
 case_a_prompt_without_a_tokenizer() {

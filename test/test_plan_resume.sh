@@ -40,8 +40,8 @@ write_mixed() {
     } >"$scratch/mixed.plan"
 }
 
-# exact_pairs ALL ARGUMENT...: three steps under each plan, then three under each other one (or
-# under the next one alone, if ALL is no), against six without any.
+# exact_pairs ALL ARGUMENT...: three steps under each plan, then three under each one (or under the
+# next two alone, if ALL is false), against six without any.
 exact_pairs() {
     local all=$1 plan=() cap names=(resident streamed mixed offload capped) from to i
     shift
@@ -55,9 +55,8 @@ exact_pairs() {
         train "${with[@]}" --out "$scratch/$from" "${plan[@]}" >/dev/null
         same "$scratch/whole" "$scratch/$from" 6
         for to in "${names[@]}"; do
-            if ! $all && [ "$to" != "${names[(i + 1) % 5]}" ] && [ "$to" != "${names[(i + 2) % 5]}" ]; then
+            $all || [ "$to" = "${names[(i + 1) % 5]}" ] || [ "$to" = "${names[(i + 2) % 5]}" ] ||
                 continue
-            fi
             cut_back "$scratch/$from" "$scratch/on" 3
             plan "$to"
             train "${with[@]}" --out "$scratch/on" --resume "${plan[@]}" >"$scratch/log"
