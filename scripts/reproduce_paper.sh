@@ -122,34 +122,45 @@ calibrate() { # MODEL
 
 # ---- time ---------------------------------------------------------------------------------------
 
-# Appends `model mode policy seconds` of a step to $out/expected.
+# Every run's name: MODEL-MODE-POLICY.
+all_runs() {
+    local model mode policy
+    for model in $models; do
+        for mode in unguarded clip; do
+            for policy in $policies; do
+                echo "$model-$mode-$policy"
+            done
+        done
+    done
+}
+
+# Appends `run seconds` of a step to $out/expected.
 expect() { # MODEL
     local mode
     for mode in unguarded clip; do
         emulated "$1" $mode --plan-only | policy_times |
-            awk -v id="$1 $mode" -v wanted=" $policies " '
-                index(wanted, " " $1 " ") { print id, $1, $2 / 1000 }
-                $1 == "autohete" { print id, "autohete-fifo", $2 / 1000 }'
+            awk -v id="$1-$mode-" -v wanted=" $policies " '
+                index(wanted, " " $1 " ") { print id $1, $2 / 1000 }
+                $1 == "autohete" { print id "autohete-fifo", $2 / 1000 }'
     done >>"$out/expected"
 }
 
 start_s=3 # of a run, before its first step
 
-# As many steps as take two thirds of the time, so that some runs can be repeated.
-choose_steps() {
-    local seconds
-    steps=${steps:-$(awk -v limit=$limit_s -v start=$start_s '{ sum += $4 }
-        END { n = int((limit * 2 / 3 - start * NR) / (sum ? sum : 1))
-              print(n < 7 ? 7 : n > 12 ? 12 : n) }' "$out/expected")}
-    seconds=$(seconds_left 0)
-    printf '%d runs of %d steps take about %d minutes, repeated ones not counted\n' \
-        "$(wc -l <"$out/expected")" "$steps" $(((seconds + 59) / 60))
+# seconds_for [RUN]: what one run is expected to take, or all of them once
+seconds_for() {
+    awk -v run="${1-}" -v steps="$steps" -v start=$start_s '
+        run == "" || run == $1 { sum += start + steps * $2 } END { printf "%d\n", sum }' \
+        "$out/expected"
 }
 
-# seconds_left N: what the runs behind the first N are expected to take
-seconds_left() {
-    awk -v done="$1" -v steps="$steps" -v start=$start_s '
-        NR > done { sum += start + steps * $4 } END { printf "%d\n", sum }' "$out/expected"
+# As many steps as take two thirds of the time, so that some runs can be repeated.
+choose_steps() {
+    steps=${steps:-$(awk -v limit=$limit_s -v start=$start_s '{ sum += $2 }
+        END { n = int((limit * 2 / 3 - start * NR) / (sum ? sum : 1))
+              print(n < 7 ? 7 : n > 12 ? 12 : n) }' "$out/expected")}
+    printf '%d runs of %d steps take about %d minutes, repeated ones not counted\n' \
+        "$(wc -l <"$out/expected")" "$steps" $((($(seconds_for) + 59) / 60))
 }
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -176,41 +187,41 @@ void() {
     grep -q 'the times mean nothing' "$1"
 }
 
-# Trains and adds a line to results.tsv.
-run_one() { # MODEL MODE POLICY
-    local log=$out/$1-$2-$3.log tries=0 rc
-    while :; do
-        tries=$((tries + 1)) rc=0
-        train "$@" >"$log" 2>&1 || rc=$?
-        if [ $rc -ne 0 ] && ! grep -q '^train_gpt: no plan of policy' "$log"; then
-            tail -n 3 "$log" >&2
-            fail "$log: train_gpt ended with status $rc"
-        fi
-        if ! void "$log" || [ $tries -eq 3 ]; then
-            break
-        fi
-        [ $((SECONDS + $(seconds_left "$runs"))) -le $limit_s ] || break
-    done
-    runs=$((runs + (rc == 0)))
-    awk -v id="$1 $2 $3" -v rows=$rows -v tries=$tries -f scripts/paper_row.awk "$log" |
-        tee -a "$out/results.tsv" | awk -F '\t' '{
+# Trains and leaves the run's line of results.tsv.
+run_one() { # RUN TRY
+    local model mode policy rc=0 log=$out/$1.log
+    IFS=- read -r model mode policy <<<"$1"
+    train "$model" "$mode" "$policy" >"$log" 2>&1 || rc=$?
+    if [ $rc -ne 0 ] && ! grep -q '^train_gpt: no plan of policy' "$log"; then
+        tail -n 3 "$log" >&2
+        fail "$log: train_gpt ended with status $rc"
+    fi
+    awk -v id="$model $mode $policy" -v rows=$rows -v tries="$2" -f scripts/paper_row.awk "$log" |
+        tee "$out/$1.row" | awk -F '\t' '{
             if ($4 == "") printf "%-4s %-10s %-14s %s\n", $1, $2, $3, $10
             else printf "%-4s %-10s %-14s predicted %7.1f ms, measured %7.1f, %.1f%% late%s\n",
                 $1, $2, $3, $4, $5, 100 * $7, $10 == "ok" ? "" : " (" $10 ")" }'
 }
 
+# Void runs are repeated when all have had their turn: the machine may be quieter then.
 run_all() {
-    local model mode policy
-    runs=0
-    echo model mode policy predicted_ms measured_ms samples_per_s late tries limit state |
-        tr ' ' '\t' >"$out/results.tsv"
-    for model in $models; do
-        for mode in unguarded clip; do
-            for policy in $policies; do
-                run_one "$model" $mode "$policy"
-            done
+    local run try
+    for try in 1 2 3; do
+        for run in $(all_runs); do
+            if [ $try -eq 1 ]; then
+                run_one "$run" $try
+            elif void "$out/$run.log" && [ $((SECONDS + $(seconds_for "$run"))) -le $limit_s ]; then
+                run_one "$run" $try
+            fi
         done
     done
+    {
+        echo model mode policy predicted_ms measured_ms samples_per_s late tries limit state |
+            tr ' ' '\t'
+        for run in $(all_runs); do
+            cat "$out/$run.row"
+        done
+    } >"$out/results.tsv"
 }
 
 # ---- simulation ---------------------------------------------------------------------------------
@@ -291,7 +302,7 @@ main() {
     printf '\n%s minutes. Left in %s: results.tsv, simulated.tsv, table.txt, speedup.svg\n' \
         $(((SECONDS + 59) / 60)) $out
     [ ! -e $out/bad ] || rc=1
-    rm -rf $out/bad $out/cache $out/expected
+    rm -rf $out/bad $out/cache $out/expected $out/*.row $out/adam-*
     exit $rc
 }
 
