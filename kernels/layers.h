@@ -27,6 +27,10 @@ struct adamw {
     float v_correction; // 1 / sqrt(1 - beta2^t)
 };
 
+struct adamw_state {
+    float *master, *m, *v;
+};
+
 // Elements summed in fp32 before the sum of squares goes on in double.
 #define SUMSQ_CHUNK ((size_t)1024)
 
@@ -101,6 +105,14 @@ struct layers {
                   const void *grad, const struct adamw *a, size_t n);
     void (*adamw_fp32)(struct device *, void *params, float *master, float *m, float *v,
                        const float *grad, const struct adamw *a, size_t n);
+
+    // The same, but the result goes elsewhere: `from` is only read.
+    void (*adamw_apart)(struct device *, void *params, const struct adamw_state *to,
+                        const struct adamw_state *from, const void *grad, const struct adamw *a,
+                        size_t n);
+    void (*adamw_apart_fp32)(struct device *, void *params, const struct adamw_state *to,
+                             const struct adamw_state *from, const float *grad,
+                             const struct adamw *a, size_t n);
 
     // acc(n) = x, or acc + x: gradients of micro-batches, added in fp32.
     void (*accumulate)(struct device *, float *acc, const void *x, bool first, size_t n);

@@ -13,20 +13,58 @@ static inline size_t block_end(size_t lo, size_t n)
     return lo + BLOCK < n ? lo + BLOCK : n;
 }
 
-// The element arithmetic of AdamW. No fused multiply-add anywhere: mul, add, sqrt and div are IEEE
-// operations, so the bits are the same in every ISA and on every device.
+// The element arithmetic of AdamW: g, p, m and v are updated. No fused multiply-add anywhere: mul,
+// add, sqrt and div are IEEE operations, so the bits are the same in every ISA and on every device.
+#define ADAMW(p, m, v, g)                                                                          \
+    g *= a.scale;                                                                                  \
+    m = a.beta1 * m + a.one_minus_beta1 * g;                                                       \
+    v = a.beta2 * v + a.one_minus_beta2 * g * g;                                                   \
+    p = p * a.decay - a.step * m / (sqrtf(v) * a.v_correction + a.eps)
+
 #define ADAMW_BLOCK(name, grad_type, grad_load)                                                    \
     static void name(floatX *params, float *restrict master, float *restrict m, float *restrict v, \
                      const grad_type *restrict grad, struct adamw a, size_t lo, size_t hi)         \
     {                                                                                              \
         for (size_t i = lo; i < hi; i++) {                                                         \
-            float g = grad_load(grad + i) * a.scale;                                               \
-            float mi = a.beta1 * m[i] + a.one_minus_beta1 * g;                                     \
-            float vi = a.beta2 * v[i] + a.one_minus_beta2 * g * g;                                 \
-            float p = master[i] * a.decay - a.step * mi / (sqrtf(vi) * a.v_correction + a.eps);    \
+            float g = grad_load(grad + i), p = master[i], mi = m[i], vi = v[i];                    \
+            ADAMW(p, mi, vi, g);                                                                   \
             m[i] = mi;                                                                             \
             v[i] = vi;                                                                             \
             master[i] = p;                                                                         \
+            ADAMW_STORE(params + i, p);                                                            \
+        }                                                                                          \
+    }
+
+// The same from one place to another, in groups whose results bypass the caches: a line that is
+// written as a whole need not be read first.
+#define GROUP ((size_t)16)
+#define ADAMW_APART(name, grad_type, grad_load)                                                    \
+    static void name(floatX *params, const struct adamw_state *to, const struct adamw_state *from, \
+                     const grad_type *restrict grad, struct adamw a, size_t lo, size_t hi)         \
+    {                                                                                              \
+        const float *restrict master = from->master, *restrict m = from->m, *restrict v = from->v; \
+        size_t i = lo;                                                                             \
+        for (; i + GROUP <= hi; i += GROUP) {                                                      \
+            float p[GROUP], mi[GROUP], vi[GROUP];                                                  \
+            for (size_t k = 0; k < GROUP; k++) {                                                   \
+                float g = grad_load(grad + i + k);                                                 \
+                p[k] = master[i + k];                                                              \
+                mi[k] = m[i + k];                                                                  \
+                vi[k] = v[i + k];                                                                  \
+                ADAMW(p[k], mi[k], vi[k], g);                                                      \
+                ADAMW_STORE(params + i + k, p[k]);                                                 \
+            }                                                                                      \
+            stream_group(to->master + i, p);                                                       \
+            stream_group(to->m + i, mi);                                                           \
+            stream_group(to->v + i, vi);                                                           \
+        }                                                                                          \
+        stream_end();                                                                              \
+        for (; i < hi; i++) {                                                                      \
+            float g = grad_load(grad + i), p = master[i], mi = m[i], vi = v[i];                    \
+            ADAMW(p, mi, vi, g);                                                                   \
+            to->m[i] = mi;                                                                         \
+            to->v[i] = vi;                                                                         \
+            to->master[i] = p;                                                                     \
             ADAMW_STORE(params + i, p);                                                            \
         }                                                                                          \
     }
@@ -44,6 +82,8 @@ static inline float load_fp32(const float *p)
 
 ADAMW_BLOCK(adamw_block, floatX, load)
 ADAMW_BLOCK(adamw_block_fp32, float, load_fp32)
+ADAMW_APART(adamw_apart_block, floatX, load)
+ADAMW_APART(adamw_apart_block_fp32, float, load_fp32)
 
 void OP(adamw)(struct device *dev, void *params, float *master, float *m, float *v,
                const void *grad, const struct adamw *a, size_t n)
@@ -60,6 +100,26 @@ void OP(adamw_fp32)(struct device *dev, void *params, float *master, float *m, f
 #pragma omp parallel for num_threads(dev->threads) schedule(static)
     for (size_t lo = 0; lo < n; lo += BLOCK) {
         adamw_block_fp32(params, master, m, v, grad, *a, lo, block_end(lo, n));
+    }
+}
+
+void OP(adamw_apart)(struct device *dev, void *params, const struct adamw_state *to,
+                     const struct adamw_state *from, const void *grad, const struct adamw *a,
+                     size_t n)
+{
+#pragma omp parallel for num_threads(dev->threads) schedule(static)
+    for (size_t lo = 0; lo < n; lo += BLOCK) {
+        adamw_apart_block(params, to, from, grad, *a, lo, block_end(lo, n));
+    }
+}
+
+void OP(adamw_apart_fp32)(struct device *dev, void *params, const struct adamw_state *to,
+                          const struct adamw_state *from, const float *grad, const struct adamw *a,
+                          size_t n)
+{
+#pragma omp parallel for num_threads(dev->threads) schedule(static)
+    for (size_t lo = 0; lo < n; lo += BLOCK) {
+        adamw_apart_block_fp32(params, to, from, grad, *a, lo, block_end(lo, n));
     }
 }
 

@@ -21,6 +21,8 @@ DECLARE(sumsq);
 DECLARE(sumsq_fp32);
 DECLARE(adamw);
 DECLARE(adamw_fp32);
+DECLARE(adamw_apart);
+DECLARE(adamw_apart_fp32);
 DECLARE(accumulate);
 DECLARE(cast);
 
@@ -45,6 +47,8 @@ const struct layers OP(layers) = {
     ENTRY(sumsq_fp32),
     ENTRY(adamw),
     ENTRY(adamw_fp32),
+    ENTRY(adamw_apart),
+    ENTRY(adamw_apart_fp32),
     ENTRY(accumulate),
     ENTRY(cast),
 };

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX2__
+#ifdef __SSE2__
 #include <immintrin.h>
 #endif
 
@@ -47,6 +47,34 @@ static inline vf vloadf(const float *p)
 static inline void vstoref(float *p, vf v)
 {
     memcpy(p, &v, sizeof v);
+}
+
+// Stores 16 floats, where they are aligned past the caches. Stores of this kind are seen by other
+// threads after stream_end.
+static inline void stream_group(float *to, const float x[16])
+{
+#ifdef __SSE2__
+    if ((uintptr_t)to % VEC_BYTES == 0) {
+        for (size_t i = 0; i < 16; i += VL) {
+#if VEC_BYTES == 64
+            _mm512_stream_ps(to + i, _mm512_loadu_ps(x + i));
+#elif VEC_BYTES == 32
+            _mm256_stream_ps(to + i, _mm256_loadu_ps(x + i));
+#else
+            _mm_stream_ps(to + i, _mm_loadu_ps(x + i));
+#endif
+        }
+        return;
+    }
+#endif
+    memcpy(to, x, 16 * sizeof *to);
+}
+
+static inline void stream_end(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
 }
 
 #ifdef USE_BF16
