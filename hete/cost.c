@@ -1,4 +1,5 @@
 #include "hete/cost.h"
+#include "hete/plan.h"
 
 static double seconds_on_host(const struct costs *costs, uint16_t kind)
 {
@@ -7,6 +8,8 @@ static double seconds_on_host(const struct costs *costs, uint16_t kind)
         return costs->host_accumulate;
     case OP_HOST_NORM:
         return costs->host_norm;
+    case OP_HOST_SPECULATE:
+        return costs->host_speculate;
     default:
         return costs->host_adam;
     }
@@ -18,6 +21,9 @@ static double work_of(const struct costs *costs, const struct step_shape *shape,
     size_t first, k = op->unit > 0;
     if (op->kind < CALLS) {
         return costs->call[op->kind][k];
+    }
+    if (op->kind == OP_HOST_ADAM && plan->speculate) {
+        return 0; // what was written beforehand is right, nearly always
     }
     switch (op->kind) {
     case OP_TOKENS_IN:
@@ -38,6 +44,7 @@ static double work_of(const struct costs *costs, const struct step_shape *shape,
         return costs->adam[k];
     case OP_HOST_ACCUMULATE:
     case OP_HOST_NORM:
+    case OP_HOST_SPECULATE:
     case OP_HOST_ADAM:
         return (double)step_slice(shape, plan, op->unit, op->slice, &first) *
                seconds_on_host(costs, op->kind);

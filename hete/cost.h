@@ -10,7 +10,7 @@ struct costs {
     double call[CALLS][2];
     double accumulate[2], norm[2], adam[2], clip;
     // Host lane, seconds per element of the unit, while copies run.
-    double host_adam, host_accumulate, host_norm;
+    double host_adam, host_speculate, host_accumulate, host_norm;
     struct device_link link;
     double peak_flops; // FLOP/s that MFU is held against
 };

@@ -10,6 +10,7 @@
 #include "kernels/layers.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 #define IN_FLIGHT 2
 
@@ -19,6 +20,8 @@ struct flight {
     struct session_result result;
     struct adamw adamw; // decay: of tensors that decay
     uint64_t updates;   // done by other sessions: what is added to this one's count
+    // Set by clip: speculation went wrong. What is still to be done of it is in vain.
+    atomic_bool refuted;
 };
 
 // Which version of a unit's parameters a place on the device holds, by slice. Version 0: none.
@@ -41,7 +44,8 @@ struct session {
     struct flight flight[IN_FLIGHT];
     uint64_t started, finished; // training steps
     uint64_t runs;              // of the graph that is loaded, where it is not the training step
-    uint64_t made, reported;    // updates: of all steps, of those finished
+    uint64_t made[IN_FLIGHT];   // updates before a step, by step % IN_FLIGHT
+    uint64_t reported;          // updates of the steps that are finished
     bool held;
     struct error error;
     double *pace;           // by operation of the training step; NULL: not paced
@@ -49,8 +53,11 @@ struct session {
     struct timing *timings; // room for EXECUTE_KEPT_STEPS steps; NULL where they run serially
     double *host_norms;     // one per unit
     void *host_logits;      // Vp, in the device's dtype
-    struct stamp *newest;   // by unit: the version that the host has
-    struct stamp *here;     // by unit: that its place on the device has
+    // By unit and slice: its state on the host and its spare have changed places.
+    bool (*swapped)[PLAN_SLICES_MAX];
+    uint64_t guesses, right; // steps with speculation, and those in which it held
+    struct stamp *newest;    // by unit: the version that the host has
+    struct stamp *here;      // by unit: that its place on the device has
     struct stamp slot[PLAN_SLOTS_MAX];
     int32_t token;
     size_t pos;
@@ -84,6 +91,17 @@ static inline void *lane(const struct session *s, enum buffer_kind kind, size_t 
 static inline bool on_host(const struct session *s, size_t u)
 {
     return s->plan.unit[u].host_optimizer;
+}
+
+// Index of the region that holds a slice of a unit's valid state on the host, and of the other one.
+static inline size_t current(const struct session *s, size_t u, size_t slice)
+{
+    return s->swapped[u][slice] ? step_spare(&s->shape, u) : u;
+}
+
+static inline size_t spare(const struct session *s, size_t u, size_t slice)
+{
+    return s->swapped[u][slice] ? u : step_spare(&s->shape, u);
 }
 
 static inline bool accumulates(const struct session *s)

@@ -225,6 +225,7 @@ void machine_costs(struct costs *costs, const struct machine *m, const struct st
         costs->norm[k] = params * grad / m->device_rate + m->launch_s;
     }
     costs->host_adam = 1 / m->host_adam;
+    costs->host_speculate = costs->host_adam; // the same bytes
     costs->host_accumulate = accumulate / m->host_rate;
     costs->host_norm = 4 / m->host_rate; // of the fp32 sum
 }
@@ -260,6 +261,7 @@ static const struct field cost_fields[] = {
     SECONDS("block_adam_s", adam[1]),
     SECONDS("clip_s", clip),
     SECONDS("host_adam_s_per_param", host_adam),
+    SECONDS("host_speculate_s_per_param", host_speculate),
     SECONDS("host_accumulate_s_per_param", host_accumulate),
     SECONDS("host_norm_s_per_param", host_norm),
     SECONDS("copy_latency_s", link.latency_s),

@@ -115,7 +115,8 @@ static void fetch(struct session *s, const struct graph *g, const struct op *op)
     }
     char *dst = a ? at(s, BUF_SLOT, a->index) : at(s, BUF_PARAMS, op->unit);
     device_copy_in(s->dev, dst + first * elem_bytes(s),
-                   at(s, BUF_HOST_PARAMS, op->unit) + first * elem_bytes(s), n * elem_bytes(s));
+                   at(s, BUF_HOST_PARAMS, current(s, op->unit, op->slice)) + first * elem_bytes(s),
+                   n * elem_bytes(s));
     to->unit = op->unit;
     to->version[op->slice] = newest;
 }
@@ -209,6 +210,7 @@ static void clip(struct session *s, uint64_t step)
     const struct session_update *up = &f->update;
     struct session_result *r = &f->result;
     size_t k = s->config.micro_batches, n = s->config.B * s->config.T;
+    uint64_t made = s->made[step % IN_FLIGHT];
     double loss = 0, sum = 0;
     for (size_t m = 0; m < k; m++) {
         const float *losses = (float *)at(s, BUF_HOST_LOSSES, m);
@@ -227,28 +229,33 @@ static void clip(struct session *s, uint64_t step)
     r->updated = accepted || !s->plan.hold_updates;
     if (s->plan.hold_updates) {
         double scale = up->clip > 0 && r->norm > up->clip ? up->clip / r->norm : 1;
-        f->adamw = adamw_of(up, scale, f->updates + s->made);
+        f->adamw = adamw_of(up, scale, f->updates + made);
     }
-    s->made += r->updated;
+    s->made[(step + 1) % IN_FLIGHT] = made + r->updated;
+    bool right = r->updated && f->adamw.scale == 1;
+    s->guesses += s->plan.speculate;
+    s->right += s->plan.speculate && right;
+    atomic_store(&f->refuted, !right);
     if (s->lanes && !(isfinite(r->loss) && isfinite(r->norm))) {
         execute_hold(s->lanes, step);
     }
 }
 
 // Where the optimizer of a unit lies, at its first element.
-struct adam_state {
+struct optimizer {
     char *params;
-    float *master, *m, *v;
-    const char *grads;
+    struct adamw_state state;
 };
 
-// Updates elements [first, first + n) of a unit.
-static void adam(struct session *s, struct device *dev, const struct op *op, uint64_t step,
-                 const struct adam_state *a, size_t first, size_t n)
+// Updates elements [first, first + n) of a unit: in place, or, if `to` is not `from`, from one to
+// the other.
+static void adam(struct session *s, struct device *dev, size_t u, const struct adamw *scalars,
+                 const struct optimizer *to, const struct optimizer *from, const char *grads,
+                 size_t first, size_t n)
 {
-    const struct flight *f = s->flight + step % IN_FLIGHT;
-    const struct unit *unit = model_unit(s->model, op->unit);
-    size_t own = elem_bytes(s);
+    const struct unit *unit = model_unit(s->model, u);
+    const struct layers *f = dev->layers;
+    size_t own = elem_bytes(s), grad_bytes = accumulates(s) ? sizeof(float) : own;
     for (size_t i = 0; i < unit->n_tensors; i++) {
         const struct tensor *t = unit->tensors + i;
         size_t lo = t->offset > first ? t->offset : first, end = t->offset + t->elems;
@@ -256,14 +263,20 @@ static void adam(struct session *s, struct device *dev, const struct op *op, uin
         if (lo >= hi) {
             continue;
         }
-        struct adamw w = f->adamw;
-        w.decay = t->decay ? w.decay : 1;
-        if (accumulates(s)) {
-            dev->layers->adamw_fp32(dev, a->params + lo * own, a->master + lo, a->m + lo, a->v + lo,
-                                    (const float *)a->grads + lo, &w, hi - lo);
+        struct adamw a = *scalars;
+        a.decay = t->decay ? a.decay : 1;
+        char *params = to->params + lo * own;
+        const void *g = grads + lo * grad_bytes;
+        struct adamw_state x = {to->state.master + lo, to->state.m + lo, to->state.v + lo};
+        struct adamw_state y = {from->state.master + lo, from->state.m + lo, from->state.v + lo};
+        if (to != from && accumulates(s)) {
+            f->adamw_apart_fp32(dev, params, &x, &y, g, &a, hi - lo);
+        } else if (to != from) {
+            f->adamw_apart(dev, params, &x, &y, g, &a, hi - lo);
+        } else if (accumulates(s)) {
+            f->adamw_fp32(dev, params, x.master, x.m, x.v, g, &a, hi - lo);
         } else {
-            dev->layers->adamw(dev, a->params + lo * own, a->master + lo, a->m + lo, a->v + lo,
-                               a->grads + lo * own, &w, hi - lo);
+            f->adamw(dev, params, x.master, x.m, x.v, g, &a, hi - lo);
         }
     }
 }
@@ -279,33 +292,59 @@ static void device_adam(struct session *s, const struct graph *g, const struct o
     size_t u = op->unit, n = unit_elems(s, u);
     const struct access *grads = access_of(g, op, BUF_GRADS);
     bool bf16 = s->dev->dtype != DTYPE_FP32;
-    struct adam_state a = {
+    float *moments = lane(s, BUF_MOMENTS, u);
+    struct optimizer o = {
         .params = lane(s, BUF_PARAMS, u),
-        .master = lane(s, bf16 ? BUF_MASTER : BUF_PARAMS, u),
-        .m = lane(s, BUF_MOMENTS, u),
-        .grads = grads ? lane(s, BUF_GRADS, grads->index) : lane(s, BUF_SUM, u),
+        .state = {lane(s, bf16 ? BUF_MASTER : BUF_PARAMS, u), moments, moments + n},
     };
-    a.v = a.m + n;
+    const char *from = grads ? lane(s, BUF_GRADS, grads->index) : lane(s, BUF_SUM, u);
     if (updates(s, step)) {
-        adam(s, s->dev, op, step, &a, 0, n);
+        adam(s, s->dev, u, &s->flight[step % IN_FLIGHT].adamw, &o, &o, from, 0, n);
+    }
+}
+
+static struct optimizer host_optimizer(const struct session *s, size_t u, size_t index)
+{
+    bool bf16 = s->dev->dtype != DTYPE_FP32;
+    float *moments = (float *)at(s, BUF_HOST_MOMENTS, index);
+    return (struct optimizer){
+        .params = at(s, BUF_HOST_PARAMS, index),
+        .state = {(float *)at(s, bf16 ? BUF_HOST_MASTER : BUF_HOST_PARAMS, index), moments,
+                  moments + unit_elems(s, u)},
+    };
+}
+
+static const char *host_gradient(const struct session *s, size_t u)
+{
+    return at(s, accumulates(s) ? BUF_HOST_SUM : BUF_HOST_GRADS, u);
+}
+
+static void host_speculate(struct session *s, const struct op *op, uint64_t step)
+{
+    struct flight *f = s->flight + step % IN_FLIGHT;
+    size_t u = op->unit, first, n = step_slice(&s->shape, &s->plan, u, op->slice, &first);
+    struct optimizer from = host_optimizer(s, u, current(s, u, op->slice));
+    struct optimizer to = host_optimizer(s, u, spare(s, u, op->slice));
+    if (!atomic_load(&f->refuted)) {
+        struct adamw a = adamw_of(&f->update, 1, f->updates + s->made[step % IN_FLIGHT]);
+        adam(s, s->host, u, &a, &to, &from, host_gradient(s, u), first, n);
     }
 }
 
 static void host_adam(struct session *s, const struct op *op, uint64_t step)
 {
+    const struct flight *f = s->flight + step % IN_FLIGHT;
     size_t u = op->unit, first, n = step_slice(&s->shape, &s->plan, u, op->slice, &first);
-    bool bf16 = s->dev->dtype != DTYPE_FP32;
-    struct adam_state a = {
-        .params = at(s, BUF_HOST_PARAMS, u),
-        .master = (float *)at(s, bf16 ? BUF_HOST_MASTER : BUF_HOST_PARAMS, u),
-        .m = (float *)at(s, BUF_HOST_MOMENTS, u),
-        .grads = at(s, accumulates(s) ? BUF_HOST_SUM : BUF_HOST_GRADS, u),
-    };
-    a.v = a.m + unit_elems(s, u);
-    if (updates(s, step)) {
-        adam(s, s->host, op, step, &a, first, n);
-        s->newest[u].version[op->slice]++;
+    if (!updates(s, step)) {
+        return;
     }
+    if (s->plan.speculate && f->adamw.scale == 1) {
+        s->swapped[u][op->slice] = !s->swapped[u][op->slice];
+    } else {
+        struct optimizer o = host_optimizer(s, u, current(s, u, op->slice));
+        adam(s, s->host, u, &f->adamw, &o, &o, host_gradient(s, u), first, n);
+    }
+    s->newest[u].version[op->slice]++;
 }
 
 int run_op(void *ctx, const struct op *op, uint64_t step, struct error *err)
@@ -343,6 +382,9 @@ int run_op(void *ctx, const struct op *op, uint64_t step, struct error *err)
         break;
     case OP_HOST_NORM:
         host_norm(s, op);
+        break;
+    case OP_HOST_SPECULATE:
+        host_speculate(s, op, step);
         break;
     case OP_HOST_ADAM:
         host_adam(s, op, step);

@@ -41,6 +41,10 @@ struct plan {
     size_t grad_buffers; // shared by the blocks whose gradient is short-lived; 0 if there are none
     size_t slices;       // into which transfers and host work of a unit are cut
     bool early_adam;     // device Adam right after a unit's backward; never with hold_updates
+    // Host Adam does not wait for the norm: it writes its result beside the old state, for the case
+    // that nothing is clipped or skipped. In that case the two change places, else the update is
+    // made as it must be. Only with hold_updates; costs a second copy of the state.
+    bool speculate;
     // What only baselines do (PAPER: baselines are fixed plans of the same engine).
     bool fifo;    // lanes serve in order of arrival, host Adam in the order of backward
     bool barrier; // no host Adam before the whole backward is done, no forward before all updates

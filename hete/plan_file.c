@@ -34,6 +34,7 @@ static const struct plan_field plan_fields[] = {
     NUMBER(grad_buffers, 0, PLAN_GRADS_MAX),
     NUMBER(slices, 1, PLAN_SLICES_MAX),
     SWITCH(early_adam),
+    SWITCH(speculate),
     SWITCH(fifo),
     SWITCH(barrier),
     SWITCH(serial_copies),

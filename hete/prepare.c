@@ -205,6 +205,7 @@ static void slow_down(struct costs *c, double factor)
     }
     c->clip *= factor;
     c->host_adam *= factor;
+    c->host_speculate *= factor;
     c->host_accumulate *= factor;
     c->host_norm *= factor;
     c->link.latency_s *= factor;

@@ -495,6 +495,15 @@ static void run_host_adam(struct profile *p, size_t n)
                            p->grads + at * e, &adam, n);
 }
 
+static void run_host_speculate(struct profile *p, size_t n)
+{
+    size_t to = walk(p, n), from = walk(p, n), e = dtype_bytes(p->host->dtype);
+    p->host->layers->adamw_apart(p->host, p->params + to * e,
+                                 &(struct adamw_state){p->master + to, p->m + to, p->v + to},
+                                 &(struct adamw_state){p->master + from, p->m + from, p->v + from},
+                                 p->grads + to * e, &adam, n);
+}
+
 static void run_host_accumulate(struct profile *p, size_t n)
 {
     size_t at = walk(p, n);
@@ -520,6 +529,7 @@ static void work_on_host(void *ctx)
     size_t slice = (block / SLICES / SUMSQ_CHUNK + 1) * SUMSQ_CHUNK;
     slice = least(slice, w->p->elems);
     w->costs->host_adam = measure(w->p, run_host_adam, slice) / (double)slice;
+    w->costs->host_speculate = measure(w->p, run_host_speculate, slice) / (double)slice;
     w->costs->host_accumulate = measure(w->p, run_host_accumulate, slice) / (double)slice;
     w->costs->host_norm = measure(w->p, run_host_norm, slice) / (double)slice;
 }

@@ -64,6 +64,7 @@ void session_start(struct session *s, const int32_t *tokens, const int32_t *targ
     f->update = *update;
     f->result = (struct session_result){0};
     f->updates = update->step - s->reported;
+    atomic_store(&f->refuted, false);
     if (!s->plan.hold_updates) { // every step updates
         f->adamw = adamw_of(update, 1, update->step + session_in_flight(s));
     }
@@ -170,6 +171,8 @@ bool session_measure(struct session *s, struct measured *out)
         return false;
     }
     *out = (struct measured){.pageable_copies = device_pageable_copies(s->dev),
+                             .guesses = s->guesses,
+                             .right = s->right,
                              .host_threads = s->host ? s->host->threads : 0,
                              .isa = s->dev->isa};
     lane_times(&out->times, &s->step, s->timings, 1, steps);
@@ -310,7 +313,8 @@ static int open_session(struct session *s, struct error *err)
     s->host_logits = calloc(s->model->logits, dtype_bytes(s->dev->dtype));
     s->newest = calloc(units, sizeof *s->newest);
     s->here = calloc(units, sizeof *s->here);
-    if (!s->host_norms || !s->host_logits || !s->newest || !s->here) {
+    s->swapped = calloc(units, sizeof *s->swapped);
+    if (!s->host_norms || !s->host_logits || !s->newest || !s->here || !s->swapped) {
         return error_set(err, STATUS_FAIL, "no memory for the session");
     }
     for (size_t u = 0; u < units; u++) {
@@ -372,5 +376,6 @@ void session_close(struct session *s)
     free(s->host_logits);
     free(s->newest);
     free(s->here);
+    free(s->swapped);
     free(s);
 }

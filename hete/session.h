@@ -124,6 +124,8 @@ struct measured {
     double host_adam_s;         // and how long that took, other work on the host aside
     uint64_t pageable_copies;   // since the session was opened
     uint64_t late, paced;       // operations that ended later than their pace; all that had one
+    uint64_t guesses, right;    // steps with speculation since the session was opened, and those in
+                                // which it held
     int host_threads;
     const char *isa;
 };

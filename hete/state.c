@@ -34,21 +34,23 @@ static struct state_place place_of(const struct session *s, enum buffer_kind kin
 // What the device computes with: on the host, what is copied there.
 static struct state_place working(const struct session *s, size_t u, size_t first)
 {
-    bool host = on_host(s, u);
-    return place_of(s, host ? BUF_HOST_PARAMS : BUF_PARAMS, u, s->dev->dtype, first);
+    return on_host(s, u) ? place_of(s, BUF_HOST_PARAMS, current(s, u, 0), s->dev->dtype, first)
+                         : place_of(s, BUF_PARAMS, u, s->dev->dtype, first);
 }
 
+// Between steps all slices of a unit's state lie in the same place.
 static struct state_place state_at(const struct session *s, enum state state, size_t u,
                                    size_t first)
 {
     bool host = on_host(s, u);
+    size_t index = host ? current(s, u, 0) : u;
     if (state == STATE_PARAMS && (s->dev->dtype == DTYPE_FP32 || !s->config.train)) {
         return working(s, u, first);
     }
     if (state == STATE_PARAMS) {
-        return place_of(s, host ? BUF_HOST_MASTER : BUF_MASTER, u, DTYPE_FP32, first);
+        return place_of(s, host ? BUF_HOST_MASTER : BUF_MASTER, index, DTYPE_FP32, first);
     }
-    return place_of(s, host ? BUF_HOST_MOMENTS : BUF_MOMENTS, u, DTYPE_FP32,
+    return place_of(s, host ? BUF_HOST_MOMENTS : BUF_MOMENTS, index, DTYPE_FP32,
                     first + (state == STATE_V ? unit_elems(s, u) : 0));
 }
 

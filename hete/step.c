@@ -27,6 +27,7 @@ const char *op_name(uint16_t kind)
         [OP_ADAM] = "adam",
         [OP_HOST_ACCUMULATE] = "host accumulate",
         [OP_HOST_NORM] = "host norm",
+        [OP_HOST_SPECULATE] = "host speculate",
         [OP_HOST_ADAM] = "host adam",
         [OP_BARRIER] = "barrier",
         [OP_BEGIN] = "begin",
@@ -421,6 +422,30 @@ static void add_barrier(struct building *b)
     touch(b, ACCESS_WRITE, BUF_TOKEN, TOKEN_BARRIER);
 }
 
+// Accesses to a slice of the optimizer's state on the host.
+static void touch_host_state(struct building *b, enum access_mode mode, size_t index, size_t slice)
+{
+    graph_access(b->g, mode, BUF_HOST_PARAMS, index, slice);
+    if (b->shape->dtype != DTYPE_FP32) {
+        graph_access(b->g, mode, BUF_HOST_MASTER, index, slice);
+    }
+    graph_access(b->g, mode, BUF_HOST_MOMENTS, index, slice);
+}
+
+static void read_host_gradient(struct building *b, size_t u, size_t slice)
+{
+    graph_access(b->g, ACCESS_READ, accumulates(b) ? BUF_HOST_SUM : BUF_HOST_GRADS, u, slice);
+}
+
+static void add_speculation(struct building *b, size_t u)
+{
+    for (size_t i = 0; add_slice(b, OP_HOST_SPECULATE, LANE_HOST, u, 0, i); i++) {
+        read_host_gradient(b, u, i);
+        touch_host_state(b, ACCESS_READ, u, i);
+        touch_host_state(b, ACCESS_WRITE, step_spare(b->shape, u), i);
+    }
+}
+
 static void add_host_adam(struct building *b, size_t u)
 {
     for (size_t i = 0; add_slice(b, OP_HOST_ADAM, LANE_HOST, u, 0, i); i++) {
@@ -430,17 +455,21 @@ static void add_host_adam(struct building *b, size_t u)
         if (b->plan->barrier) {
             touch(b, ACCESS_READ, BUF_TOKEN, TOKEN_BARRIER);
         }
-        graph_access(b->g, ACCESS_READ, accumulates(b) ? BUF_HOST_SUM : BUF_HOST_GRADS, u, i);
-        graph_access(b->g, ACCESS_UPDATE, BUF_HOST_PARAMS, u, i);
-        if (b->shape->dtype != DTYPE_FP32) {
-            graph_access(b->g, ACCESS_UPDATE, BUF_HOST_MASTER, u, i);
+        read_host_gradient(b, u, i);
+        touch_host_state(b, ACCESS_UPDATE, u, i);
+        if (b->plan->speculate) {
+            touch_host_state(b, ACCESS_UPDATE, step_spare(b->shape, u), i);
         }
-        graph_access(b->g, ACCESS_UPDATE, BUF_HOST_MOMENTS, u, i);
     }
 }
 
 static void add_update(struct building *b)
 {
+    for (size_t u = 0; u <= b->last && b->plan->speculate; u++) {
+        if (on_host(b, u)) {
+            add_speculation(b, u);
+        }
+    }
     if (b->plan->hold_updates) {
         add_clip(b);
     }
@@ -581,6 +610,11 @@ static size_t fp32(size_t n)
     return n * sizeof(float);
 }
 
+static size_t speculates(const struct placing *p)
+{
+    return p->shape->train && p->plan->speculate;
+}
+
 static void place_device_unit(struct placing *p, size_t u)
 {
     const struct step_shape *s = p->shape;
@@ -658,7 +692,9 @@ static void place_pinned(struct placing *p)
         for (size_t u = 0; u < units; u++) {
             const struct unit_plan *d = p->plan->unit + u;
             if (d->host_optimizer && d->stream == (pass == 0)) {
-                place(p, SPACE_PINNED, BUF_HOST_PARAMS, u, own(p, model_unit(s->model, u)->params));
+                size_t bytes = own(p, model_unit(s->model, u)->params);
+                place(p, SPACE_PINNED, BUF_HOST_PARAMS, u, bytes);
+                place(p, SPACE_PINNED, BUF_HOST_PARAMS, step_spare(s, u), speculates(p) * bytes);
             }
         }
     }
@@ -685,8 +721,11 @@ static void place_host(struct placing *p)
         size_t n = model_unit(s->model, u)->params;
         if (p->plan->unit[u].host_optimizer) {
             bool sums = s->micro_batches > 1;
-            place(p, SPACE_HOST, BUF_HOST_MASTER, u, s->dtype == DTYPE_FP32 ? 0 : fp32(n));
-            place(p, SPACE_HOST, BUF_HOST_MOMENTS, u, 2 * fp32(n));
+            size_t master = s->dtype == DTYPE_FP32 ? 0 : fp32(n), moments = 2 * fp32(n);
+            place(p, SPACE_HOST, BUF_HOST_MASTER, u, master);
+            place(p, SPACE_HOST, BUF_HOST_MOMENTS, u, moments);
+            place(p, SPACE_HOST, BUF_HOST_MASTER, step_spare(s, u), speculates(p) * master);
+            place(p, SPACE_HOST, BUF_HOST_MOMENTS, step_spare(s, u), speculates(p) * moments);
             place(p, SPACE_HOST, BUF_HOST_SUM, u, sums ? fp32(n) : 0);
             place(p, SPACE_HOST, BUF_HOST_CHUNKS, u,
                   sums ? fp32((n + SUMSQ_CHUNK - 1) / SUMSQ_CHUNK) : 0);
@@ -698,7 +737,7 @@ int layout_make(struct layout *layout, const struct step_shape *shape, const str
                 size_t pinned, struct error *err)
 {
     size_t units = shape->model->units, most = 2 * shape->micro_batches;
-    most = most > units ? most : units;
+    most = most > 2 * units ? most : 2 * units;
     most += 1 + PLAN_GRADS_MAX + PLAN_SLOTS_MAX;
     *layout = (struct layout){0};
     struct region *regions = calloc(BUFFER_KINDS * most, sizeof *regions);

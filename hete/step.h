@@ -11,6 +11,7 @@
 //                                                      last: sums of squares there
 //   clip:  global norm -> scale, or no update at all
 //   Adam:  host units 0, 1, .. L by slices, then device units 0, 1, .. L
+//   with speculation host Adam stands before clip too, and what stands behind it makes it good
 //
 // A fetch stands right before the use that needs it: of a streamed unit into the slot that was used
 // least recently, unless a slot holds it; of a resident unit whose optimizer is on the host into
@@ -35,6 +36,7 @@ enum op_kind {
     OP_ADAM,              // compute
     OP_HOST_ACCUMULATE,   // host: a slice
     OP_HOST_NORM,         // host: a slice
+    OP_HOST_SPECULATE,    // host: a slice's Adam, unclipped, beside the old state
     OP_HOST_ADAM,         // host: a slice
     OP_BARRIER,           // host: waits, does nothing
     OP_BEGIN,             // compute: waits, does nothing
@@ -59,6 +61,13 @@ void step_shape(struct step_shape *shape, const struct model *model, enum dtype 
 // Writes the operations of a step and links them. A training step repeats; the others stand alone.
 int step_build(struct graph *g, const struct step_shape *shape, const struct plan *plan,
                enum step_kind kind, struct error *err);
+
+// With speculation a unit's state on the host exists twice. Buffers of index u hold what is valid,
+// those of this index what may become so; which bytes these are changes places (operate.c).
+static inline size_t step_spare(const struct step_shape *shape, size_t unit)
+{
+    return shape->model->units + unit;
+}
 
 // Elements of unit u's slice: [*first, *first + n); n may be 0. Multiples of SUMSQ_CHUNK.
 size_t step_slice(const struct step_shape *shape, const struct plan *plan, size_t unit,

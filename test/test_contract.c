@@ -26,6 +26,7 @@ struct outcome {
 struct scenario {
     struct tiny_shape shape;
     bool hold;
+    double clip; // some steps are clipped, some not
     int32_t *batch;
     size_t decoded; // tokens
 };
@@ -37,7 +38,7 @@ static struct session_update update_of(const struct scenario *c, size_t step)
                                    .beta2 = 0.95,
                                    .eps = 1e-8,
                                    .weight_decay = 0.1,
-                                   .clip = c->hold ? 0.5 : 0,
+                                   .clip = c->hold ? c->clip : 0,
                                    .guard = c->hold};
 }
 
@@ -112,7 +113,7 @@ static void expect_same(const struct outcome *a, const struct outcome *b)
 static void random_scenario(struct scenario *c, uint64_t *rng)
 {
     size_t heads = 1 + rng_below(rng, 3), T = 4 + rng_below(rng, 13);
-    *c = (struct scenario){.hold = rng_below(rng, 3) > 0};
+    *c = (struct scenario){.hold = rng_below(rng, 3) > 0, .clip = 0.5 + 8 * rng_unit(rng)};
     c->shape = (struct tiny_shape){.layers = 1 + rng_below(rng, 6),
                                    .heads = heads,
                                    .hidden = heads * (8 + 8 * rng_below(rng, 3)),
@@ -145,15 +146,16 @@ static void describe(uint64_t seed, const struct scenario *c, const struct plan 
     }
     fprintf(stderr,
             "case %llu: L%zu C%zu B%zu T%zu k%zu %s hold %d | %s slots %zu grads %zu slices %zu "
-            "early %d fifo %d barrier %d serial %d\n",
+            "early %d speculate %d fifo %d barrier %d serial %d\n",
             (unsigned long long)seed, s->layers, s->hidden, s->B, s->T, s->micro_batches,
             s->dtype ? "bf16" : "fp32", c->hold, units, p->slots, p->grad_buffers, p->slices,
-            p->early_adam, p->fifo, p->barrier, p->serial_copies);
+            p->early_adam, p->speculate, p->fifo, p->barrier, p->serial_copies);
 }
 
 static void test_random_plans(void **state)
 {
     const char *count = getenv("CONTRACT_PLANS");
+    size_t outcomes[2] = {0}; // of speculation: it held, something was clipped
     uint64_t seed = test_seed();
     (void)state;
     for (int i = 0; i < (count ? atoi(count) : 300); i++) {
@@ -166,6 +168,7 @@ static void test_random_plans(void **state)
         struct gpt_config config = tiny_config(&shape);
         gpt_open(&gpt, &config);
         tiny_random_plan(&plan, &rng, &gpt.model, &shape, c.hold);
+        plan.speculate = c.hold && !plan.barrier && rng_below(&rng, 2);
         shape.plan = &plan;
         shape.chaos = 1 + rng_below(&rng, 1000000);
         shape.memory = tiny_device_bytes(&shape);
@@ -174,10 +177,15 @@ static void test_random_plans(void **state)
         run(&c, &c.shape, &plain);
         run(&c, &shape, &planned);
         expect_same(&plain, &planned);
+        for (size_t k = 0; plan.speculate && k < STEPS; k++) {
+            outcomes[plain.step[k].norm > c.clip]++;
+        }
         drop(&plain);
         drop(&planned);
         free(c.batch);
     }
+    fprintf(stderr, "speculation held in %zu steps, did not in %zu\n", outcomes[0], outcomes[1]);
+    assert_true(outcomes[0] > 0 && outcomes[1] > 0);
 }
 
 int main(int argc, char **argv)
