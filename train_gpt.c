@@ -684,6 +684,7 @@ static struct prepare_config prepare_config(struct run *run)
         .T = run->T,
         .rows = (size_t)(o->total_batch / o->seq),
         .hold_updates = o->clip > 0 || !o->no_guard || o->skip_loss_z > 0 || o->skip_norm_z > 0,
+        .speculate = o->speculate,
         .device_memory = bytes_given(o->device_memory),
         .host_memory = bytes_given(o->host_memory),
         .pinned_memory = bytes_given(o->pinned_memory),

@@ -135,6 +135,10 @@ static const struct option_row table[] = {
     TEXT("policy", NULL, policy, "NAME", "auto", 1, false,
          "how to plan: auto, autohete, resident, zero-offload, twin-flow:R, zero-infinity, "
          "stronghold or patrickstar"),
+    SWITCH(
+        "speculate", NULL, speculate, false,
+        "the host's Adam need not wait for the norm: it writes beside the old state, and does it "
+        "again where something is clipped or skipped; the same bits, more host memory"),
     TEXT("plan", NULL, plan, "FILE", "", 0, false, "follow the plan in a file"),
     TEXT("save-plan", NULL, save_plan, "FILE", "", 0, false, "write the plan to a file"),
     SWITCH("plan-only", NULL, plan_only, false,
@@ -551,6 +555,8 @@ static const struct {
     {"plan-only", "trace", "no step is made that could be drawn"},
     {"plan-only", "timeline", "no step is made that could be drawn"},
     {"plan-only", "chaos", "no step is made that could be disturbed"},
+    {"speculate", "emulate",
+     "whether it holds depends on the training, which a miniature does not stand for"},
 };
 
 // An option that says something about another one.

@@ -92,6 +92,7 @@ struct options {
     char emulate[OPTION_TEXT_MAX];      // machine file, and perhaps :N; "": no pacing
     int64_t host_threads;               // 0: all cores
     char policy[OPTION_TEXT_MAX];       // checked by the planner
+    bool speculate;                     // host Adam may, on nothing being clipped or skipped
     char plan[OPTION_TEXT_MAX];         // plan file to follow; "": none
     char save_plan[OPTION_TEXT_MAX];    // plan file to write; "": none
     bool plan_only;                     // print what every policy would do

@@ -227,12 +227,10 @@ static bool run_policy(struct search *s, const char *policy)
     return false;
 }
 
-// The search, and what each policy would choose.
-static void run_auto(struct search *s)
+static void run_searches(struct search *s)
 {
-    struct plan best;
     search_auto(s);
-    best = s->best;
+    struct plan best = s->best;
     double best_s = s->best_s;
     s->best_s = INFINITY; // or it would stop before it has found what it finds alone
     search_autohete(s);
@@ -240,6 +238,12 @@ static void run_auto(struct search *s)
         s->best = best;
         s->best_s = best_s;
     }
+}
+
+// The search, and what each policy would choose.
+static void run_auto(struct search *s)
+{
+    run_searches(s);
     for (size_t i = 0; i < POLICIES; i++) {
         for (int tenths = 0; tenths <= 10; tenths++) {
             if (policies[i].choose == some_optimizers_on_host || tenths == 0) {
@@ -264,14 +268,37 @@ int search_policy(struct search *s, const char *policy)
     if (s->status) {
         return s->status;
     }
-    if (strcmp(policy, "auto") == 0) {
+    // Only auto speculates, and takes the better one of the two: the memory may be worth more
+    // elsewhere.
+    const struct plan_problem *problem = s->problem;
+    struct plan_problem plain = *problem;
+    struct plan speculating;
+    double speculating_s = INFINITY;
+    bool known = true, automatic = strcmp(policy, "auto") == 0;
+    if (automatic && problem->speculate) {
+        run_searches(s);
+        speculating = s->best;
+        speculating_s = s->best_s;
+        s->best_s = INFINITY;
+    }
+    plain.speculate = false;
+    s->problem = &plain;
+    if (automatic) {
         run_auto(s);
-    } else if (!run_policy(s, policy)) {
+    } else {
+        known = run_policy(s, policy);
+    }
+    s->problem = problem;
+    if (!known) {
         return error_set(s->err, STATUS_USAGE,
                          "there is no policy '%s'; there are auto, autohete, resident, "
                          "zero-offload, twin-flow:R (R from 0 to 1: the share of optimizers on the "
                          "host), zero-infinity, stronghold and patrickstar",
                          policy);
+    }
+    if (speculating_s < s->best_s) {
+        s->best_s = speculating_s;
+        s->best = speculating;
     }
     if (s->status) {
         return s->status;
@@ -372,6 +399,10 @@ static int check_counts(const struct plan *plan, struct error *err)
     if (plan->early_adam && plan->hold_updates) {
         return refuse(err, "has early_adam, but updates are held until the norm is known "
                            "(--clip 0 --no-guard would allow it)");
+    }
+    if (plan->speculate && (!plan->hold_updates || plan->barrier)) {
+        return refuse(err, "has speculate, which is for updates that are held until the norm is "
+                           "known, without a barrier");
     }
     return STATUS_OK;
 }

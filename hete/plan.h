@@ -61,6 +61,7 @@ struct plan_problem {
     enum dtype dtype;
     size_t B, T, micro_batches;
     bool hold_updates;
+    bool speculate;            // plans may: only auto does
     const struct costs *costs; // of this model, dtype and micro-batch
     struct budget budget;
 };

@@ -278,6 +278,7 @@ static void set_problem(struct context *x, size_t B)
     out->problem.T = c->T;
     out->problem.micro_batches = c->rows / B;
     out->problem.hold_updates = c->hold_updates;
+    out->problem.speculate = c->speculate;
     out->problem.costs = &out->costs;
     set_link(x);
 }

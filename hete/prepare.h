@@ -17,7 +17,7 @@ struct prepare_config {
     int host_threads;              // 0: as many as the process may use
     size_t B, T;                   // B 0: the planner's choice
     size_t rows;                   // of a step
-    bool hold_updates;
+    bool hold_updates, speculate;
     size_t device_memory, host_memory, pinned_memory; // bytes; 0: not given
     double link_gb_per_s;                             // 0: not limited
     const char *machine, *emulate;                    // files; "": none

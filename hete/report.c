@@ -335,12 +335,15 @@ static int print_norm(FILE *out, const struct plan *plan, const struct plan_prob
         fputs("  updates do not wait for the global norm\n", out);
         return STATUS_OK;
     }
-    free_plan.hold_updates = free_problem.hold_updates = false;
+    free_plan.hold_updates = free_problem.hold_updates = free_plan.speculate = false;
     int status = plan_predict(&p, &free_plan, &free_problem, err);
     if (!status) {
         double cost = held->step_s - p.step_s;
-        fprintf(out, "  waiting for the global norm (clip, guard) costs %s ms a step (%s)\n",
-                ms_text(cost > 0 ? cost : 0).s, percent_text(ratio(fmax(cost, 0), p.step_s)).s);
+        fprintf(out, "  waiting for the global norm (clip, guard) costs %s ms a step (%s)%s\n",
+                ms_text(cost > 0 ? cost : 0).s, percent_text(ratio(fmax(cost, 0), p.step_s)).s,
+                plan->speculate ? ", as long as nothing is clipped or skipped (--speculate)"
+                : cost > 0.02 * p.step_s ? "; see --speculate"
+                                         : "");
     }
     return status;
 }
@@ -514,12 +517,12 @@ static json_t *unit_runs(const struct plan *plan)
 
 static json_t *plan_object(const struct plan *plan)
 {
-    return json_pack("{s:o, s:o, s:o, s:o, s:b, s:b, s:b, s:b, s:b, s:o}", "policy",
+    return json_pack("{s:o, s:o, s:o, s:o, s:b, s:b, s:b, s:b, s:b, s:b, s:o}", "policy",
                      string(plan->policy), "slots", integer(plan->slots), "grad_buffers",
                      integer(plan->grad_buffers), "slices", integer(plan->slices), "hold_updates",
-                     plan->hold_updates, "early_adam", plan->early_adam, "fifo", plan->fifo,
-                     "barrier", plan->barrier, "serial_copies", plan->serial_copies, "units",
-                     unit_runs(plan));
+                     plan->hold_updates, "early_adam", plan->early_adam, "speculate",
+                     plan->speculate, "fifo", plan->fifo, "barrier", plan->barrier, "serial_copies",
+                     plan->serial_copies, "units", unit_runs(plan));
 }
 
 // A value of a policy that fits.
@@ -638,6 +641,10 @@ void report_measured(FILE *out, const struct prediction *predicted, const struct
                 "%llu copies went through pageable memory, which is slower: "
                 "raise --pinned-memory\n",
                 (unsigned long long)m->pageable_copies);
+    }
+    if (m->guesses) {
+        fprintf(out, "speculation held in %llu of %llu steps\n", (unsigned long long)m->right,
+                (unsigned long long)m->guesses);
     }
     if (m->late) {
         fprintf(out, "%llu of %llu paced operations ended late (%s)%s\n",

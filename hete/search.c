@@ -132,9 +132,9 @@ static void terms_of_step(double *v, const struct search *s, const struct step_s
             v[APART] = compute;
         }
         if (op->kind == OP_CLIP) {
-            v[APART_UPDATE] = plan->hold_updates ? compute : v[APART];
+            v[APART_UPDATE] = plan->hold_updates && !plan->speculate ? compute : v[APART];
         }
-        v[ADAM_HOST] += op->kind == OP_HOST_ADAM ? seconds : 0;
+        v[ADAM_HOST] += op->kind == OP_HOST_ADAM || op->kind == OP_HOST_SPECULATE ? seconds : 0;
         v[FETCH_FIRST] += op->kind == OP_FETCH && !head ? seconds : 0;
         v[OUT_LAST] +=
             op->kind == OP_GRAD_OUT && op->micro + 1 == shape->micro_batches ? seconds : 0;
@@ -249,6 +249,8 @@ void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const
                                            .host_optimizer = u > c->n_device};
     }
     plan->early_adam = c->early_adam && !problem->hold_updates;
+    plan->speculate =
+        problem->speculate && problem->hold_updates && (c->n_device < last || c->embed_on_host);
     plan->slots = c->slots < c->n_stream ? c->slots : c->n_stream;
     if (c->n_device < last) {
         plan->grad_buffers = c->grad_buffers;

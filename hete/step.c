@@ -437,6 +437,7 @@ static void read_host_gradient(struct building *b, size_t u, size_t slice)
     graph_access(b->g, ACCESS_READ, accumulates(b) ? BUF_HOST_SUM : BUF_HOST_GRADS, u, slice);
 }
 
+// Stands behind clip, so that what is next to be committed comes first, but does not wait for it.
 static void add_speculation(struct building *b, size_t u)
 {
     for (size_t i = 0; add_slice(b, OP_HOST_SPECULATE, LANE_HOST, u, 0, i); i++) {
@@ -465,11 +466,6 @@ static void add_host_adam(struct building *b, size_t u)
 
 static void add_update(struct building *b)
 {
-    for (size_t u = 0; u <= b->last && b->plan->speculate; u++) {
-        if (on_host(b, u)) {
-            add_speculation(b, u);
-        }
-    }
     if (b->plan->hold_updates) {
         add_clip(b);
     }
@@ -478,6 +474,9 @@ static void add_update(struct building *b)
     }
     for (size_t i = 0; i <= b->last; i++) {
         size_t u = b->plan->fifo ? b->last - i : i; // fifo: as the gradients arrive
+        if (on_host(b, u) && b->plan->speculate) {
+            add_speculation(b, u);
+        }
         if (on_host(b, u)) {
             add_host_adam(b, u);
         }

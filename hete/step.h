@@ -11,7 +11,7 @@
 //                                                      last: sums of squares there
 //   clip:  global norm -> scale, or no update at all
 //   Adam:  host units 0, 1, .. L by slices, then device units 0, 1, .. L
-//   with speculation host Adam stands before clip too, and what stands behind it makes it good
+//   with speculation: of each host unit first what need not wait for clip, then what makes it good
 //
 // A fetch stands right before the use that needs it: of a streamed unit into the slot that was used
 // least recently, unless a slot holds it; of a resident unit whose optimizer is on the host into

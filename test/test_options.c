@@ -688,7 +688,7 @@ static void a_training_state_knows_nothing_of_the_plan(void **state)
             planning++;
         }
     }
-    assert_int_equal(planning, 17);
+    assert_int_equal(planning, 18);
     assert_non_null(strstr(text, "\nmicro-batch=4\n"));
 }
 

@@ -24,6 +24,7 @@ static const char by_hand[] = "# what I found to be best\r\n"
                               "grad_buffers 2\n"
                               "slices 4\n"
                               "early_adam 0\n"
+                              "speculate 0\n"
                               "fifo 1\n"
                               "barrier 0\n"
                               "serial_copies 0"; // no newline at the end
@@ -41,8 +42,9 @@ static void assert_same(const struct plan *a, const struct plan *b)
     assert_true(a->units == b->units && a->B == b->B && a->T == b->T &&
                 a->micro_batches == b->micro_batches && a->hold_updates == b->hold_updates);
     assert_true(a->slots == b->slots && a->grad_buffers == b->grad_buffers &&
-                a->slices == b->slices && a->early_adam == b->early_adam && a->fifo == b->fifo &&
-                a->barrier == b->barrier && a->serial_copies == b->serial_copies);
+                a->slices == b->slices && a->early_adam == b->early_adam &&
+                a->speculate == b->speculate && a->fifo == b->fifo && a->barrier == b->barrier &&
+                a->serial_copies == b->serial_copies);
     for (size_t u = 0; u < a->units; u++) {
         assert_memory_equal(&a->unit[u], &b->unit[u], sizeof a->unit[u]);
     }
@@ -66,6 +68,7 @@ static void random_plan(struct plan *plan, uint64_t *rng)
     plan->slices = 1 + rng_below(rng, PLAN_SLICES_MAX);
     plan->hold_updates = coin(rng);
     plan->early_adam = coin(rng);
+    plan->speculate = coin(rng);
     plan->fifo = coin(rng);
     plan->barrier = coin(rng);
     plan->serial_copies = coin(rng);
@@ -135,7 +138,7 @@ static void a_written_plan_is_small(void **state)
     for (const char *c = text; *c; c++) {
         lines += *c == '\n';
     }
-    assert_int_equal(lines, 16);
+    assert_int_equal(lines, 17);
     assert_non_null(strstr(text, "\nunit 0-39 keep resident device-optimizer\n"
                                  "unit 40-96 recompute resident device-optimizer\n"));
     free(text);
