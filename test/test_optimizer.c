@@ -119,6 +119,50 @@ static void assert_same_state(const struct arrays *a, const struct arrays *b)
     assert_memory_equal(a->params, b->params, a->n * sizeof(uint16_t));
 }
 
+// The same update from one place to another gives the same bits, and nothing beyond its end.
+static void update_apart(const struct layers *f, struct device *dev, bool fp32_grad,
+                         const struct arrays *a, const struct adamw *w, size_t lo, size_t hi,
+                         struct arrays *out)
+{
+    size_t n = hi - lo;
+    bool bf16 = dev->dtype == DTYPE_BF16;
+    float **state[] = {&out->master, &out->m, &out->v};
+    for (size_t i = 0; i < 3; i++) {
+        *state[i] = test_alloc(n + 1, sizeof(float));
+        (*state[i])[n] = 42;
+    }
+    out->params = test_alloc(n + 1, sizeof *out->params);
+    out->params[n] = 42;
+    struct adamw_state to = {out->master, out->m, out->v};
+    struct adamw_state from = {a->master + lo, a->m + lo, a->v + lo};
+    void *params = bf16 ? (void *)out->params : out->master;
+    if (fp32_grad) {
+        f->adamw_apart_fp32(dev, params, &to, &from, a->grad32 + lo, w, n);
+    } else {
+        f->adamw_apart(dev, params, &to, &from,
+                       bf16 ? (const void *)(a->grad16 + lo) : a->grad32 + lo, w, n);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        assert_true((*state[i])[n] == 42);
+    }
+    assert_int_equal(out->params[n], 42);
+}
+
+static void expect_apart(struct arrays *apart, const struct arrays *a, bool bf16, size_t lo,
+                         size_t n)
+{
+    assert_memory_equal(apart->master, a->master + lo, n * sizeof(float));
+    assert_memory_equal(apart->m, a->m + lo, n * sizeof(float));
+    assert_memory_equal(apart->v, a->v + lo, n * sizeof(float));
+    if (bf16) {
+        assert_memory_equal(apart->params, a->params + lo, n * sizeof(uint16_t));
+    }
+    free(apart->master);
+    free(apart->m);
+    free(apart->v);
+    free(apart->params);
+}
+
 // One update of elements [lo, hi), with gradients in the variant's dtype or in fp32.
 static void update(const struct variant *v, int threads, bool fp32_grad, struct arrays *a,
                    const struct adamw *w, size_t lo, size_t hi)
@@ -127,6 +171,8 @@ static void update(const struct variant *v, int threads, bool fp32_grad, struct 
     const struct layers *f = cpu_layers(v->dtype, v->isa);
     bool bf16 = v->dtype == DTYPE_BF16;
     void *params = bf16 ? (void *)(a->params + lo) : a->master + lo;
+    struct arrays apart;
+    update_apart(f, &dev, fp32_grad, a, w, lo, hi, &apart);
     if (fp32_grad) {
         f->adamw_fp32(&dev, params, a->master + lo, a->m + lo, a->v + lo, a->grad32 + lo, w,
                       hi - lo);
@@ -134,6 +180,7 @@ static void update(const struct variant *v, int threads, bool fp32_grad, struct 
         f->adamw(&dev, params, a->master + lo, a->m + lo, a->v + lo,
                  bf16 ? (const void *)(a->grad16 + lo) : a->grad32 + lo, w, hi - lo);
     }
+    expect_apart(&apart, a, bf16, lo, hi - lo);
 }
 
 // ---- against fp64 -------------------------------------------------------------------------------
