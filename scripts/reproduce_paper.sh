@@ -244,7 +244,7 @@ simulate() {
 }
 
 simulate_order() { # RATE MODEL MODE
-    local machine=$out/adam-$1 plan=$out/simulated
+    local machine=$out/adam-$1 plan=$out/order
     shift
     if predicted "$@" priority --policy autohete --save-plan "$plan" >"$plan.tsv"; then
         fifo_of "$plan"
