@@ -43,7 +43,7 @@ case_a_log_gives_a_row() {
     echo 'nothing' | row 4B clip auto | grep -q 'failed$'
 }
 
-# results FACTOR LATE: two models under three policies; autohete is FACTOR times as slow as predicted
+# results FACTOR LATE: two models, three policies; autohete takes FACTOR % of the predicted time
 results() {
     echo header
     for model in 4B 8B; do
