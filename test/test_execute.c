@@ -600,7 +600,7 @@ static void test_pace(void **state)
     run_steps(e, 0, 4);
     execute_late(e, 0, &late, &paced);
     assert_int_equal(paced, 8);
-    assert_in_range(late, 4, 8); // nothing is done in a nanosecond
+    assert_in_range(late, 4, 8);       // nothing is done in a nanosecond
     execute_late(e, 3, &late, &paced); // of the last step
     assert_int_equal(paced, 2);
     assert_in_range(late, 1, 2);
