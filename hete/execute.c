@@ -542,6 +542,9 @@ size_t execute_timings(const struct executor *e, struct timing *timings, size_t 
 void execute_late(const struct executor *e, uint64_t first, uint64_t *late, uint64_t *paced)
 {
     *late = *paced = 0;
+    if (e->next_step > first + EXECUTE_KEPT_STEPS) {
+        first = e->next_step - EXECUTE_KEPT_STEPS;
+    }
     for (uint64_t step = first; step < e->next_step; step++) {
         for (size_t i = 0; i < e->graph->n_ops; i++) {
             const struct record *r = record_of(e, step * e->graph->n_ops + i);

@@ -351,6 +351,9 @@ int session_open(struct session **out, struct device *dev, const struct model *m
         plan_resident(&s->plan, model, config->B, config->T, config->micro_batches, true);
     }
     s->config.plan = &s->plan;
+    for (size_t u = 0; u < model->units && !config->train; u++) {
+        s->plan.unit[u].recompute = false; // there is no backward
+    }
     if (open_session(s, err)) {
         session_close(s);
         return err->status;
