@@ -21,7 +21,7 @@ make --no-print-directory all
 say 'corpus: little stories'
 [ -e data/stories_train_000000.bin ] || make --no-print-directory corpus
 
-model=(--layers 4 --hidden 128 --heads 4 --max-seq 128 --seq 128 --micro-batch 4)
+model=(--layers 5 --hidden 128 --heads 4 --max-seq 128 --seq 128 --micro-batch 4)
 say 'what the model needs, with everything on the device'
 need=$(./train_gpt "${model[@]}" --plan-only --machine scripts/machines/a100-40g --format json |
     sed -n '/"policy": "resident"/,/"busy_s"/s/.*"device_bytes": \([0-9]*\).*/\1/p' | head -n 1)
@@ -30,8 +30,8 @@ printf '%s bytes\n' "$need"
 # The link is so slow that copies take a good part of a step: there is something to hide.
 say "training in a third of that: --device-memory $((need / 3))"
 rm -rf out/demo
-./train_gpt "${model[@]}" --steps "${DEMO_STEPS:-3000}" --out out/demo --lr 2e-3 --warmup 50 \
-    --lr-final 0.1 --weight-decay 0.1 --val-every 200 --val-batches 40 --sample-every 600 \
+./train_gpt "${model[@]}" --steps "${DEMO_STEPS:-2500}" --out out/demo --lr 2e-3 --warmup 50 \
+    --lr-final 0.1 --weight-decay 0.1 --val-every 250 --val-batches 40 --sample-every 500 \
     --sample-tokens 200 --device-memory $((need / 3)) --link-gb-per-s 0.5 \
     --timeline out/demo/timeline.svg --trace out/demo/trace.json
 

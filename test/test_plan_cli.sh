@@ -259,6 +259,24 @@ case_losses_are_the_same_with_tests_for_outliers() {
     same_under_plans --skip-loss-z 1.5 --skip-norm-z 1.5 --clip 0.5
 }
 
+# Adam on the host need not wait for the norm. It always has to do it again: all is clipped; now and
+# then: some are skipped; never: nothing is clipped.
+case_losses_are_the_same_when_speculating() {
+    local with settings='--clip 1e-3|--clip 1 --skip-loss-z 1.5 --skip-norm-z 1.5|--clip 1000' of
+    trained saved --steps 1 --policy zero-infinity --save-plan "$scratch/plan"
+    sed -i -e 's/^speculate.*/speculate 1/' -e 's/^barrier.*/barrier 0/' "$scratch/plan"
+    while IFS= read -r -d '|' of; do
+        read -ra with <<<"$of"
+        trained whole --steps 140 --lr 1e-2 "${with[@]}"
+        trained ahead --steps 140 --lr 1e-2 "${with[@]}" --plan "$scratch/plan" --chaos 4
+        equal whole ahead
+        trained auto --steps 20 --lr 1e-2 "${with[@]}" --speculate --device-memory "$(cap 30)"
+        head -n 20 "$scratch/whole.losses" | diff - <(head -n 20 "$scratch/auto.losses")
+    done <<<"$settings|"
+    refuse 1 "--plan $scratch/plan: .*speculate" --plan "$scratch/plan" --clip 0 --no-guard
+    refuse 2 '--speculate and --emulate' --speculate --emulate "$machine"
+}
+
 # How far the text reaches that a sample is made from depends on the memory that it can use: while
 # it is short, there is no difference.
 case_samples_are_the_same() {

@@ -31,7 +31,7 @@ write_mixed() {
     cap=$(($(cat "$scratch/need") * 2 / 5))
     {
         sed -e '/^unit /d' -e 's/^slots.*/slots 2/' -e 's/^grad_buffers.*/grad_buffers 2/' \
-            -e 's/^slices.*/slices 3/' "$scratch/plan"
+            -e 's/^slices.*/slices 3/' -e 's/^speculate.*/speculate 1/' "$scratch/plan"
         echo 'unit 0 keep resident host-optimizer'
         echo 'unit 1 recompute resident device-optimizer'
         echo 'unit 2 keep stream host-optimizer'

@@ -10,6 +10,7 @@
 #include "kernels/layers.h"
 
 #include <errno.h>
+#include <math.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,8 +143,9 @@ static void emulate(struct cpu *cpu, const struct device_config *config)
     cpu->link.speed = config->link;
     pthread_mutex_init(&cpu->link_lock, NULL);
     size_t n = strlen(dev->summary);
-    snprintf(dev->summary + n, sizeof dev->summary - n, ", emulating a device of %.0f MiB",
-             (double)config->memory / (1 << 20));
+    double mib = (double)config->memory / (1 << 20);
+    snprintf(dev->summary + n, sizeof dev->summary - n, ", emulating a device of %.*g MiB",
+             mib < 100 ? 3 : 15, mib < 100 ? mib : round(mib));
 }
 
 int device_open(struct device **out, const struct device_config *config, struct error *err)
