@@ -7,7 +7,7 @@
 # shellcheck source=test/cli.sh
 . "$(dirname "$0")/cli.sh"
 
-# The demo's model and steps. A perfect model reaches 0.216 on rows of 128 tokens; a guess from the
+# A model of the demo's size. A perfect model reaches 0.216 on rows of 128 tokens; a guess from the
 # frequency of bytes is 3. Measured at step 1200: 0.349.
 case_stories() {
     "$bin/tokenize" --stories -o "$scratch/stories" >/dev/null
