@@ -16,8 +16,8 @@
 #include "hete/recipe.h"
 #include "hete/report.h"
 #include "hete/session.h"
-#include "hete/trace.h"
-#include "kernels/bf16.h"
+#include "hete/stream.h"
+#include "hete/watch.h"
 #include "kernels/gpt.h"
 
 #include <math.h>
@@ -59,15 +59,11 @@ struct run {
     uint64_t step, steps; // done, and of the whole run
     uint64_t started;     // steps; at most one more than done, for a while two
     struct asked asked[2];
-    double finished_ms;       // when the last step was
-    struct measured measured; // of the last steps; if has_measured
-    bool has_measured;
-    struct timing *timings; // of kept_steps steps from kept_first on
-    size_t kept_steps;
-    uint64_t kept_first;
-    uint64_t updates; // done by Adam: skipped ones do not count
-    size_t bad_steps; // in a row
-    bool damaged;     // the parameters hold values that are not finite: not worth saving
+    double finished_ms; // when the last step was
+    struct watch watch; // if planned
+    uint64_t updates;   // done by Adam: skipped ones do not count
+    size_t bad_steps;   // in a row
+    bool damaged;       // the parameters hold values that are not finite: not worth saving
     struct outlier loss_window, norm_window;
     double peak_flops;
     int32_t *tokens, *targets; // of one step
@@ -104,63 +100,33 @@ static void catch_signals(void)
 
 // ---- parameters, moments and files --------------------------------------------------------------
 
-// Streams all elements of a state in the order of the model file.
-struct stream {
-    struct run *run;
-    enum state state;
-    bool bf16;   // the file's elements
-    float *fp32; // CHECKPOINT_CHUNK bytes of bf16 as fp32
-};
-
-// Moves elements [first, first+n) of the file's order between the session and x.
-static void move(const struct stream *s, float *x, size_t first, size_t n, bool to_session)
+// Which unit holds an element of a model file.
+static struct span file_span(const void *ctx, size_t first)
 {
-    const struct gpt *gpt = &s->run->gpt;
-    size_t start = 0, end = first + n;
-    for (size_t i = 0; i < gpt_spans(gpt) && start < end; i++) {
-        struct gpt_span span = gpt_span(gpt, i);
-        size_t lo = first > start ? first : start, hi = start + span.tensor->elems;
-        hi = hi < end ? hi : end;
-        if (lo < hi) {
-            size_t at = span.tensor->offset + (lo - start);
-            if (to_session) {
-                session_write(s->run->session, s->state, span.unit, at, x + lo - first, hi - lo);
-            } else {
-                session_read(s->run->session, s->state, span.unit, at, x + lo - first, hi - lo);
-            }
+    const struct gpt *gpt = ctx;
+    for (size_t i = 0; i < gpt_spans(gpt); i++) {
+        struct gpt_span t = gpt_span(gpt, i);
+        if (first < t.tensor->elems) {
+            return (struct span){t.unit, t.tensor->offset + first, t.tensor->elems - first};
         }
-        start += span.tensor->elems;
+        first -= t.tensor->elems;
     }
+    return (struct span){.elems = SIZE_MAX}; // behind the end: never asked for
 }
 
-static int give(void *ctx, void *buf, size_t first, size_t n, struct error *err)
+static struct stream stream_of(const struct run *run, enum state state)
 {
-    const struct stream *s = ctx;
-    (void)err;
-    move(s, s->bf16 ? s->fp32 : buf, first, n, false);
-    for (size_t i = 0; s->bf16 && i < n; i++) {
-        ((uint16_t *)buf)[i] = bf16_round(s->fp32[i]);
-    }
-    return STATUS_OK;
+    return (struct stream){
+        .session = run->session, .state = state, .span = file_span, .ctx = &run->gpt};
 }
 
-static int take(void *ctx, void *buf, size_t first, size_t n, struct error *err)
-{
-    const struct stream *s = ctx;
-    (void)err;
-    for (size_t i = 0; s->bf16 && i < n; i++) {
-        s->fp32[i] = bf16_load(((const uint16_t *)buf)[i]);
-    }
-    move(s, s->bf16 ? s->fp32 : buf, first, n, true);
-    return STATUS_OK;
-}
-
-static int open_stream(struct stream *s, struct run *run, enum state state, bool bf16,
+// The parameters, for a file of the dtype that its header says. Free .fp32.
+static int open_stream(struct stream *s, const struct run *run, const struct model_header *h,
                        struct error *err)
 {
-    *s = (struct stream){.run = run, .state = state, .bf16 = bf16};
-    s->fp32 = bf16 ? malloc(2 * (size_t)CHECKPOINT_CHUNK) : NULL;
-    if (bf16 && !s->fp32) {
+    *s = stream_of(run, STATE_PARAMS);
+    s->fp32 = h->version == MODEL_BF16 ? malloc(2 * (size_t)CHECKPOINT_CHUNK) : NULL;
+    if (h->version == MODEL_BF16 && !s->fp32) {
         return error_set(err, STATUS_FAIL, "no memory to convert a model file");
     }
     return STATUS_OK;
@@ -184,11 +150,10 @@ static int load_model_file(struct run *run, struct error *err)
 {
     struct model_header h;
     struct stream s;
-    if (model_read_header(run->o.model, &h, err) ||
-        open_stream(&s, run, STATE_PARAMS, h.version == MODEL_BF16, err)) {
+    if (model_read_header(run->o.model, &h, err) || open_stream(&s, run, &h, err)) {
         return err->status;
     }
-    int status = model_read(run->o.model, &h, take, &s, err);
+    int status = model_read(run->o.model, &h, stream_take, &s, err);
     free(s.fp32);
     return status;
 }
@@ -232,16 +197,16 @@ static int save_checkpoint(struct run *run, struct error *err)
     static char options[OPTIONS_SAVED_MAX];
     static struct numbers numbers;
     struct model_header h = header_of(run);
-    struct stream params, m = {.run = run, .state = STATE_M}, v = {.run = run, .state = STATE_V};
-    struct stream master = {.run = run, .state = STATE_PARAMS};
+    struct stream params, master = stream_of(run, STATE_PARAMS);
+    struct stream m = stream_of(run, STATE_M), v = stream_of(run, STATE_V);
     const char *dir = run->o.out;
     char path[PATH_MAX];
-    if (open_stream(&params, run, STATE_PARAMS, h.version == MODEL_BF16, err)) {
+    if (open_stream(&params, run, &h, err)) {
         return err->status;
     }
     log_clear_bar(&run->log);
     model_path(path, dir, run->step);
-    int status = model_write(path, &h, give, &params, err);
+    int status = model_write(path, &h, stream_give, &params, err);
     free(params.fp32);
     if (status) {
         return status;
@@ -251,9 +216,13 @@ static int save_checkpoint(struct run *run, struct error *err)
     struct state_part parts[] = {
         {.name = "options", .dtype = SECTION_BYTES, .elems = length, .data = options},
         {.name = "run", .dtype = SECTION_BYTES, .elems = numbers.bytes, .data = numbers.text},
-        {.name = "master", .dtype = SECTION_FP32, .elems = elems, .source = give, .ctx = &master},
-        {.name = "m", .dtype = SECTION_FP32, .elems = elems, .source = give, .ctx = &m},
-        {.name = "v", .dtype = SECTION_FP32, .elems = elems, .source = give, .ctx = &v},
+        {.name = "master",
+         .dtype = SECTION_FP32,
+         .elems = elems,
+         .source = stream_give,
+         .ctx = &master},
+        {.name = "m", .dtype = SECTION_FP32, .elems = elems, .source = stream_give, .ctx = &m},
+        {.name = "v", .dtype = SECTION_FP32, .elems = elems, .source = stream_give, .ctx = &v},
     };
     h.version = MODEL_FP32;
     state_path(path, dir, run->step);
@@ -290,17 +259,18 @@ static int load_state(struct run *run, struct error *err)
     struct state_file *f = &run->resumed;
     struct model_header h = header_of(run);
     size_t elems = model_elems(&h);
-    struct stream p = {.run = run, .state = STATE_PARAMS}, m = {.run = run, .state = STATE_M};
-    struct stream v = {.run = run, .state = STATE_V};
+    struct stream p = stream_of(run, STATE_PARAMS);
+    struct stream m = stream_of(run, STATE_M), v = stream_of(run, STATE_V);
     if (state_read_numbers(f, "run", &n, err) || numbers_get_u64(&n, "step", &run->step, err) ||
         numbers_get_u64(&n, "updates", &run->updates, err) ||
         numbers_get_f64(&n, "loss_window", run->loss_window.value, OUTLIER_WINDOW, err) ||
         numbers_get_f64(&n, "loss_count", &run->loss_window.count, 1, err) ||
         numbers_get_f64(&n, "norm_window", run->norm_window.value, OUTLIER_WINDOW, err) ||
         numbers_get_f64(&n, "norm_count", &run->norm_window.count, 1, err) ||
-        seek_data(run, &n, err) || state_read(f, "master", SECTION_FP32, elems, take, &p, err) ||
-        state_read(f, "m", SECTION_FP32, elems, take, &m, err) ||
-        state_read(f, "v", SECTION_FP32, elems, take, &v, err)) {
+        seek_data(run, &n, err) ||
+        state_read(f, "master", SECTION_FP32, elems, stream_take, &p, err) ||
+        state_read(f, "m", SECTION_FP32, elems, stream_take, &m, err) ||
+        state_read(f, "v", SECTION_FP32, elems, stream_take, &v, err)) {
         return err->status;
     }
     state_close(f);
@@ -716,53 +686,20 @@ static int make_plan(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
-// FLOP of the calls of a step that recomputes nothing, per micro-batch.
-static double step_flops(const struct model *m, enum dtype dtype, size_t B, size_t T)
+// A miniature of --emulate FILE:N stands for a model that is N times as wide and as long.
+static void print_miniature(const struct run *run)
 {
-    static const enum call once[] = {CALL_ENCODE, CALL_HEAD, CALL_ENCODE_BACKWARD};
-    static const enum call of_block[] = {CALL_FORWARD, CALL_BACKWARD};
-    double flops = 0;
-    for (size_t i = 0; i < sizeof once / sizeof *once; i++) {
-        flops += m->work(m, dtype, once[i], B, T).flops;
-    }
-    for (size_t i = 0; i < sizeof of_block / sizeof *of_block; i++) {
-        flops += (double)(m->units - 1) * m->work(m, dtype, of_block[i], B, T).flops;
-    }
-    return flops;
-}
-
-// A miniature of --emulate FILE:N stands for a model that is N times as wide and as long. What does
-// not scale with the rest: biases, norms, statistics, the padding of the vocabulary.
-static void print_geometry(const struct run *run)
-{
-    struct error unused; // the file was read before; a shape that cannot be is not compared
-    struct machine machine;
+    struct error unused; // a shape that cannot be is not compared
     struct gpt whole;
-    size_t n;
     struct gpt_config c = run->gpt.config;
-    if (machine_read_emulated(&machine, run->o.emulate, &n, &unused) || n == 1) {
-        return;
-    }
+    size_t n = run->prepared.miniature;
     c.hidden *= n;
     c.vocab *= n;
     c.max_seq *= n;
-    if (gpt_check(&c, &unused)) {
-        return;
+    if (n > 1 && gpt_check(&c, &unused) == STATUS_OK) {
+        gpt_open(&whole, &c);
+        report_miniature(run->say, &run->prepared.problem, &whole.model, n);
     }
-    gpt_open(&whole, &c);
-    enum dtype dtype = run->prepared.problem.dtype;
-    const struct model *mini = &run->gpt.model, *full = &whole.model;
-    double square = (double)(n * n), params = (double)gpt_params(&run->gpt.config),
-           kept = (double)mini->bytes(mini, dtype, run->B, run->T).kept;
-    fprintf(run->say,
-            "miniature of 1:%zu: parameters %+.2f%%, bytes kept %+.2f%%, FLOP %+.2f%% against "
-            "%zu layers x %zu channels\n",
-            n, 100 * (square * params / (double)gpt_params(&c) - 1),
-            100 * (square * kept / (double)full->bytes(full, dtype, run->B, run->T * n).kept - 1),
-            100 * (square * (double)n * step_flops(mini, dtype, run->B, run->T) /
-                       step_flops(full, dtype, run->B, run->T * n) -
-                   1),
-            c.layers, c.hidden);
 }
 
 static int print_plan(struct run *run, struct error *err)
@@ -778,7 +715,7 @@ static int print_plan(struct run *run, struct error *err)
     if (run->o.emulate[0]) {
         fprintf(run->say, "slow motion: a second of %s takes %.4g s here\n", p->machine,
                 p->slow_motion);
-        print_geometry(run);
+        print_miniature(run);
     }
     return report_plan(run->say, &p->plan, &p->problem, err);
 }
@@ -1270,70 +1207,15 @@ static int train_step(struct run *run, struct error *err)
     return finish_step(run, err);
 }
 
-// Keeps the times of the last steps before something else runs on the lanes.
-static void keep_times(struct run *run)
-{
-    size_t steps;
-    uint64_t first;
-    if (!run->planned || !session_measure(run->session, &run->measured)) {
-        return;
-    }
-    run->has_measured = true;
-    steps = session_timings(run->session, run->timings, EXECUTE_KEPT_STEPS, &first);
-    run->kept_steps = run->timings ? steps : 0;
-    run->kept_first = run->step - steps;
-}
-
-static void report_times(struct run *run)
-{
-    log_clear_bar(&run->log);
-    if (run->has_measured) {
-        report_measured(run->say, &run->prepared.prediction, &run->measured);
-    } else {
-        fputs("no times yet: they take three steps without a validation or sample between them\n",
-              run->say);
-    }
-}
-
-// Steps of a picture: a steady one between its neighbours, and one to get there.
-#define PICTURE_STEPS ((size_t)4)
-
-// The schedule as it was predicted and as it was measured, as a trace and as a picture.
-static int write_pictures(struct run *run, struct error *err)
-{
-    const struct options *o = &run->o;
-    const struct graph *g = session_graph(run->session);
-    size_t steps = run->kept_steps < PICTURE_STEPS ? run->kept_steps : PICTURE_STEPS;
-    struct timing *predicted = malloc((PICTURE_STEPS * g->n_ops + 1) * sizeof *predicted);
-    if (!predicted) {
-        return error_set(err, STATUS_FAIL, "no memory for a picture of %zu operations", g->n_ops);
-    }
-    int status = prepared_schedule(&run->prepared, g, predicted, PICTURE_STEPS, err);
-    struct schedule schedules[] = {
-        {.title = "predicted", .graph = g, .timings = predicted, .steps = PICTURE_STEPS},
-        {.title = "measured",
-         .graph = g,
-         .timings = run->timings + (run->kept_steps - steps) * g->n_ops,
-         .steps = steps,
-         .first_step = run->kept_first + run->kept_steps - steps},
-    };
-    size_t n = steps ? 2 : 1;
-    if (!status && o->trace[0]) {
-        status = trace_write(o->trace, schedules, n, err);
-    }
-    if (!status && o->timeline[0]) {
-        status = timeline_write(o->timeline, schedules, n, err);
-    }
-    free(predicted);
-    return status;
-}
-
 static int between_steps(struct run *run, struct error *err)
 {
     const struct options *o = &run->o;
-    keep_times(run);
+    if (run->planned) {
+        watch_keep(&run->watch, run->session, run->step);
+    }
     if (run->step > 0 && due(run, o->report) && run->step < run->steps) {
-        report_times(run);
+        log_clear_bar(&run->log);
+        watch_report(&run->watch, run->say);
     }
     if (stop_signal) {
         return STATUS_OK;
@@ -1404,16 +1286,6 @@ static int train(struct run *run, struct error *err)
     return status;
 }
 
-// Times are kept for reports and pictures: room for them is taken before the first step.
-static int keep_room_for_times(struct run *run, struct error *err)
-{
-    size_t n = session_graph(run->session)->n_ops * EXECUTE_KEPT_STEPS;
-    run->timings = run->planned ? malloc((n + 1) * sizeof *run->timings) : NULL;
-    return run->planned && !run->timings
-               ? error_set(err, STATUS_FAIL, "no memory for the times of %zu operations", n)
-               : STATUS_OK;
-}
-
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
@@ -1440,7 +1312,8 @@ static int run_training(struct run *run, struct error *err)
         .pace = o->emulate[0] ? &run->prepared.costs : NULL,
         .lanes = run->planned,
     };
-    if (open_session(run, &config, err) || keep_room_for_times(run, err)) {
+    if (open_session(run, &config, err) ||
+        (run->planned && watch_open(&run->watch, &run->prepared, run->session, err))) {
         return err->status;
     }
     print_run(run);
@@ -1462,8 +1335,9 @@ static int run_training(struct run *run, struct error *err)
             run->peak_flops / 1e9);
     status = train(run, err);
     if (status == STATUS_OK && run->planned) {
-        report_times(run);
-        status = o->trace[0] || o->timeline[0] ? write_pictures(run, err) : status;
+        log_clear_bar(&run->log);
+        watch_report(&run->watch, run->say);
+        status = watch_draw(&run->watch, run->session, o->trace, o->timeline, err);
     }
     struct error closing;
     int closed = log_close(&run->log, &closing);
@@ -1483,7 +1357,7 @@ static void close_run(struct run *run)
     if (run->host) {
         device_close(run->host);
     }
-    free(run->timings);
+    watch_close(&run->watch);
     if (run->train) {
         loader_close(run->train);
     }

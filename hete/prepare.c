@@ -120,19 +120,18 @@ struct context {
     struct prepared *out;
     struct machine machine;
     bool has_machine;
-    size_t miniature;
 };
 
 static int read_machine(struct context *x, struct error *err)
 {
     const struct prepare_config *c = x->config;
-    x->miniature = 1;
+    x->out->miniature = 1;
     snprintf(x->out->machine, sizeof x->out->machine, "this machine");
     x->out->slow_motion = 1;
     if (!set(c->machine) && !set(c->emulate)) {
         return STATUS_OK;
     }
-    if (set(c->emulate) ? machine_read_emulated(&x->machine, c->emulate, &x->miniature, err)
+    if (set(c->emulate) ? machine_read_emulated(&x->machine, c->emulate, &x->out->miniature, err)
                         : machine_read(&x->machine, c->machine, err)) {
         return err->status;
     }
@@ -232,7 +231,7 @@ static int emulate(struct context *x, size_t B, struct error *err)
     }
     double factor = SLOW_MOTION * slowest(&here, there);
     slow_down(there, factor);
-    x->out->slow_motion = factor / (double)(x->miniature * x->miniature);
+    x->out->slow_motion = factor / (double)(x->out->miniature * x->out->miniature);
     x->out->device.link = x->config->link_gb_per_s > 0 ? link : there->link;
     return STATUS_OK;
 }
@@ -400,7 +399,7 @@ int prepare(struct prepared *out, const struct prepare_config *config, struct er
 int prepare_resident(struct prepared *out, const struct prepare_config *config, struct error *err)
 {
     struct context x = {.config = config, .out = out};
-    *out = (struct prepared){.slow_motion = 1};
+    *out = (struct prepared){.miniature = 1, .slow_motion = 1};
     struct plan_problem *p = &out->problem;
     set_budget(&x);
     set_problem(&x, config->B);
@@ -431,7 +430,7 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
     struct context x = {.config = config, .out = out};
     struct plan_problem *p = &out->problem;
     size_t bytes = 0, L = config->model->units - 1;
-    *out = (struct prepared){.slow_motion = 1};
+    *out = (struct prepared){.miniature = 1, .slow_motion = 1};
     p->model = config->model;
     p->dtype = config->device.dtype;
     p->B = config->B;

@@ -32,6 +32,7 @@ struct prepared {
     struct plan plan;
     struct prediction prediction;
     char machine[64];   // its name, or "this machine"
+    size_t miniature;   // of --emulate FILE:N; else 1
     double slow_motion; // of an emulated machine: seconds here per second there; else 1
     bool measured;      // costs were measured or come from the cache of an earlier measurement
     bool cached;

@@ -405,6 +405,46 @@ int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *p
     return status;
 }
 
+// ---- miniatures ---------------------------------------------------------------------------------
+
+static double params_of(const struct model *m)
+{
+    return (double)m->embed.params + (double)(m->units - 1) * (double)m->block.params;
+}
+
+// FLOP of the calls of a micro-batch that recomputes nothing.
+static double flops_of(const struct model *m, enum dtype dtype, size_t B, size_t T)
+{
+    static const enum call once[] = {CALL_ENCODE, CALL_HEAD, CALL_ENCODE_BACKWARD};
+    static const enum call of_block[] = {CALL_FORWARD, CALL_BACKWARD};
+    double flops = 0;
+    for (size_t i = 0; i < sizeof once / sizeof *once; i++) {
+        flops += m->work(m, dtype, once[i], B, T).flops;
+    }
+    for (size_t i = 0; i < sizeof of_block / sizeof *of_block; i++) {
+        flops += (double)(m->units - 1) * m->work(m, dtype, of_block[i], B, T).flops;
+    }
+    return flops;
+}
+
+void report_miniature(FILE *out, const struct plan_problem *problem, const struct model *whole,
+                      size_t n)
+{
+    const struct model *mini = problem->model;
+    enum dtype dtype = problem->dtype;
+    size_t B = problem->B, T = problem->T;
+    double square = (double)(n * n);
+    double kept = (double)mini->bytes(mini, dtype, B, T).kept;
+    double whole_kept = (double)whole->bytes(whole, dtype, B, T * n).kept;
+    double flops = flops_of(mini, dtype, B, T), whole_flops = flops_of(whole, dtype, B, T * n);
+    fprintf(out,
+            "miniature of 1:%zu: parameters %+.2f%%, bytes kept %+.2f%%, FLOP %+.2f%% of what they "
+            "should be\n",
+            n, 100 * (square * params_of(mini) / params_of(whole) - 1),
+            100 * (square * kept / whole_kept - 1),
+            100 * (square * (double)n * flops / whole_flops - 1));
+}
+
 // ---- policies -----------------------------------------------------------------------------------
 
 static double step_tokens(const struct policy_result *r, const struct report_subject *subject)

@@ -14,6 +14,12 @@
 int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *problem,
                 struct error *err);
 
+// How far a model that stands for one n times as wide and as long (hidden and head size, sequence,
+// vocabulary) is from its geometry: biases, norms, statistics and the padding of the vocabulary do
+// not scale with the rest.
+void report_miniature(FILE *out, const struct plan_problem *problem, const struct model *whole,
+                      size_t n);
+
 // One policy's line of --plan-only.
 struct policy_result {
     char policy[32];

@@ -1,0 +1,27 @@
+// stream.h - a state of a session as one sequence, in the order in which model files have it.
+//
+// stream_give and stream_take are what data/checkpoint.h asks for: chunks come in order, and the
+// bytes are those of the file, fp32 or bf16.
+#ifndef HETE_STREAM_H
+#define HETE_STREAM_H
+
+#include "hete/session.h"
+
+// Element `first` of the sequence belongs to unit `unit`, at element `at` of it, and so do the
+// `elems` from there on.
+struct span {
+    size_t unit, at, elems;
+};
+
+struct stream {
+    struct session *session;
+    enum state state;
+    struct span (*span)(const void *ctx, size_t first); // of the model
+    const void *ctx;
+    float *fp32; // room for a chunk, where the file has bf16; else NULL
+};
+
+int stream_give(void *stream, void *file, size_t first, size_t n, struct error *err);
+int stream_take(void *stream, void *file, size_t first, size_t n, struct error *err);
+
+#endif
