@@ -305,6 +305,12 @@ static int check_outputs(const struct run *run, struct error *err)
         if (outputs[i].path[0] && file_writable(outputs[i].path, &why)) {
             return error_set(err, why.status, "--%s: %s", outputs[i].name, why.text);
         }
+        for (size_t j = 0; j < i; j++) {
+            if (outputs[i].path[0] && strcmp(outputs[i].path, outputs[j].path) == 0) {
+                return error_set(err, STATUS_USAGE, "--%s and --%s both are to write %s",
+                                 outputs[j].name, outputs[i].name, outputs[i].path);
+            }
+        }
     }
     return STATUS_OK;
 }
@@ -593,6 +599,9 @@ static int open_device(struct run *run, const struct device_config *config, stru
     if (run->dev->warning[0]) {
         fprintf(stderr, "warning: %s\n", run->dev->warning);
     }
+    if (run->host && run->o.host_threads > 0 && run->host->warning[0]) {
+        fprintf(stderr, "warning: --host-threads: %s\n", run->host->warning);
+    }
     return STATUS_OK;
 }
 
@@ -626,8 +635,9 @@ static void cache_directory(char *out, size_t size)
 static bool wants_plan(const struct options *o)
 {
     return o->device_memory != OPTION_AUTO || o->machine[0] || o->emulate[0] || o->plan[0] ||
-           options_given(o, "policy") || o->save_plan[0] || o->micro_batch == OPTION_AUTO ||
-           o->report > 0 || o->trace[0] || o->timeline[0] || o->plan_only;
+           options_given(o, "policy") || o->speculate || o->save_plan[0] ||
+           o->micro_batch == OPTION_AUTO || o->report > 0 || o->trace[0] || o->timeline[0] ||
+           o->plan_only;
 }
 
 static size_t bytes_given(int64_t bytes)
@@ -708,10 +718,13 @@ static int print_plan(struct run *run, struct error *err)
     if (!run->planned) {
         return STATUS_OK;
     }
-    fprintf(run->say, "costs: %s%s\n", p->machine,
-            p->cached     ? ", measured earlier"
-            : p->measured ? ", measured"
-                          : ", from its file");
+    if (p->measured) {
+        fprintf(run->say, "costs: this machine, measured%s%s\n",
+                p->cached ? " earlier; to measure again, empty " : "", p->cached ? run->cache : "");
+    } else {
+        fprintf(run->say, "costs: %s, from its file%s\n", p->machine,
+                run->o.emulate[0] ? "" : ": the times below are that machine's, not this one's");
+    }
     if (run->o.emulate[0]) {
         fprintf(run->say, "slow motion: a second of %s takes %.4g s here\n", p->machine,
                 p->slow_motion);
@@ -768,8 +781,12 @@ static int run_plan_only(struct run *run, struct error *err)
     } else {
         report_policies(stdout, &subject, results, n);
     }
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        any = any || !results[i].error[0];
+    }
     free(results);
-    return status;
+    return status || any ? status : error_set(err, STATUS_FAIL, "no policy's plan fits");
 }
 
 static void print_run(const struct run *run)
@@ -1087,14 +1104,14 @@ static int report_nonfinite(struct run *run, const struct session_result *r, str
     }
     log_clear_bar(&run->log);
     fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
-            (unsigned long long)run->step + 1, r->loss, r->norm, where,
+            (unsigned long long)run->step, r->loss, r->norm, where,
             r->updated ? "" : "; no update was made");
     run->damaged = r->updated || strncmp(where, "parameter", 9) == 0;
     if (run->damaged || ++run->bad_steps >= MAX_BAD_STEPS) {
         return error_set(err, STATUS_FAIL,
                          "step %llu: not finite: %s; go on from the last checkpoint with a lower "
                          "--lr or --clip",
-                         (unsigned long long)run->step + 1, where);
+                         (unsigned long long)run->step, where);
     }
     return STATUS_OK;
 }
@@ -1152,14 +1169,15 @@ static int finish_step(struct run *run, struct error *err)
         fprintf(run->say, "step %llu skipped: z-score of loss %.2f, of norm %.2f\n",
                 (unsigned long long)run->step + 1, asked->loss_z, asked->norm_z);
     }
+    run->step++; // also if it changed nothing: its rows are used up
     if (isfinite(r.loss) && isfinite(r.norm)) {
         run->bad_steps = 0;
     } else if (report_nonfinite(run, &r, err)) {
         return err->status;
     }
     struct log_step line = {
-        .step = run->step,
-        .tokens = (run->step + 1) * (uint64_t)o->total_batch,
+        .step = run->step - 1,
+        .tokens = run->step * (uint64_t)o->total_batch,
         .loss = r.loss,
         .norm = r.norm,
         .lr = asked->lr,
@@ -1169,7 +1187,6 @@ static int finish_step(struct run *run, struct error *err)
         .tokens_per_s = tokens / (ms * 1e-3),
         .skipped = !r.updated,
     };
-    run->step++;
     return log_train(&run->log, &line, err);
 }
 
@@ -1269,6 +1286,11 @@ static int train(struct run *run, struct error *err)
             break;
         }
         status = status ? status : train_step(run, err);
+    }
+    // After an error the next step may be under way: it ends as it would have.
+    while (session_in_flight(run->session) > 0 && !run->damaged) {
+        struct error later;
+        (void)finish_step(run, &later);
     }
     if (run->o.out[0] && run->step > saved && !run->damaged && (status || stop_signal)) {
         struct error saving;
@@ -1421,6 +1443,13 @@ int main(int argc, char **argv)
     if (status) {
         fprintf(stderr, "train_gpt: %s\n", err.text);
     }
+    if (run.session && session_error(run.session)->status) {
+        _exit(status); // a lane may still be at work, on memory that must not go before it
+    }
     close_run(&run);
+    if (fflush(stdout) || ferror(stdout)) {
+        fprintf(stderr, "train_gpt: stdout cannot be written: not all that was printed is there\n");
+        status = status ? status : STATUS_FAIL;
+    }
     return status ? status : stop_signal ? 128 + stop_signal : STATUS_OK;
 }

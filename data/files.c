@@ -163,17 +163,39 @@ int file_write_all(int fd, const char *path, const void *data, size_t bytes, str
     return STATUS_OK;
 }
 
+// A rename replaces whatever has the name. That may be a file; a link stands for what it leads to,
+// and a device or a pipe is never meant.
+static int resolve(const char *path, char target[PATH_MAX], struct error *err)
+{
+    struct stat at;
+    if (stat(path, &at) != 0) {
+        snprintf(target, PATH_MAX, "%s", path);
+        return STATUS_OK;
+    }
+    if (!S_ISREG(at.st_mode)) {
+        return error_set(err, STATUS_FAIL, "%s is there and is no file: give another name", path);
+    }
+    return realpath(path, target) ? STATUS_OK : fail_write(path, errno, err);
+}
+
 int atomic_open(struct atomic_file *f, const char *path, struct error *err)
 {
+    char target[PATH_MAX];
     f->fd = -1;
     f->bytes = 0;
+    if (strlen(path) < PATH_MAX && resolve(path, target, err)) {
+        return err->status;
+    }
+    if (strlen(path) < PATH_MAX) {
+        path = target;
+    }
     if (snprintf(f->path, PATH_MAX, "%s", path) >= PATH_MAX ||
         snprintf(f->temp, PATH_MAX, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX) {
         return error_set(err, STATUS_FAIL, "'%.200s...': the name of the file is too long", path);
     }
     f->fd = open(f->temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (f->fd < 0) {
-        return fail_write(f->temp, errno, err);
+        return fail_write(f->path, errno, err);
     }
     return STATUS_OK;
 }
@@ -253,10 +275,6 @@ int atomic_commit(struct atomic_file *f, struct error *err)
 int file_writable(const char *path, struct error *err)
 {
     struct atomic_file f;
-    struct stat at;
-    if (stat(path, &at) == 0 && S_ISDIR(at.st_mode)) {
-        return fail_write(path, EISDIR, err);
-    }
     int status = atomic_open(&f, path, err);
     atomic_abort(&f);
     return status;

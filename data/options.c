@@ -555,6 +555,7 @@ static const struct {
     {"plan-only", "trace", "no step is made that could be drawn"},
     {"plan-only", "timeline", "no step is made that could be drawn"},
     {"plan-only", "chaos", "no step is made that could be disturbed"},
+    {"speculate", "plan", "the plan in the file says whether (its line speculate)"},
     {"speculate", "emulate",
      "whether it holds depends on the training, which a miniature does not stand for"},
 };
@@ -585,6 +586,18 @@ static int check_pairs(const struct options *o, struct error *err)
 }
 
 // Options whose values are about planning.
+static bool bounds_memory(const char *name)
+{
+    static const char *const names[] = {"device-memory", "host-memory", "pinned-memory",
+                                        "link-gb-per-s", "host-threads"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static int check_planning(const struct options *o, struct error *err)
 {
     bool planned = o->plan_only || o->machine[0] || o->device_memory != OPTION_AUTO;
@@ -593,6 +606,14 @@ static int check_planning(const struct options *o, struct error *err)
                          "--link-gb-per-s %g means nothing without a device behind a link: give "
                          "--device-memory too",
                          o->link_gb_per_s);
+    }
+    if (o->speculate && o->clip <= 0 && o->no_guard && o->skip_loss_z <= 0 && o->skip_norm_z <= 0) {
+        return error_set(err, STATUS_USAGE,
+                         "--speculate means nothing with --clip 0 --no-guard: no update waits");
+    }
+    if (o->speculate && strcmp(o->policy, "auto") != 0) {
+        return error_set(err, STATUS_USAGE,
+                         "--speculate means nothing with --policy %s: only auto does", o->policy);
     }
     if (o->micro_batch == OPTION_AUTO && (o->plan[0] || o->emulate[0])) {
         return error_set(err, STATUS_USAGE,
@@ -603,10 +624,12 @@ static int check_planning(const struct options *o, struct error *err)
                                     : "what is emulated is one miniature of one run");
     }
     for (size_t i = 0; i < ROWS && o->generate; i++) {
-        if (strcmp(table[i].group, PLANNING) == 0 && asks_for(o, &table[i])) {
+        if (strcmp(table[i].group, PLANNING) == 0 && asks_for(o, &table[i]) &&
+            !bounds_memory(table[i].name)) {
             return error_set(err, STATUS_USAGE,
                              "--%s and --generate exclude each other: only training is planned, a "
-                             "trained model is run without a cap",
+                             "trained model runs within its memory with as few blocks streamed as "
+                             "it takes",
                              table[i].name);
         }
     }

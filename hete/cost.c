@@ -1,3 +1,4 @@
+// cost.c - from the costs of a machine to the work of each operation.
 #include "hete/cost.h"
 #include "hete/plan.h"
 

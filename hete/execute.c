@@ -1,3 +1,8 @@
+// execute.c - a mutex, a list of ready operations per lane, and a counter per operation.
+//
+// A lane's thread waits until an operation in its list may start, runs it without the mutex, and then
+// counts down its successors of this step and the next; those that reach 0 go into their lanes'
+// lists. The lists are short, so the choice is a walk through them.
 #include "hete/execute.h"
 #include "hete/step.h"
 
@@ -135,7 +140,7 @@ static void finish(struct executor *e, struct lane_state *l, struct record recor
     f->done[op_of(e, at)] = true;
     e->progress++;
     release_successors(e, at);
-    if (--f->left == 0) {
+    if (--f->left == 0 || e->held) {
         pthread_cond_broadcast(&e->finished);
     }
 }
@@ -514,6 +519,20 @@ void execute_release(struct executor *e)
     e->held = false;
     for (int i = 0; i < LANES; i++) {
         pthread_cond_signal(&e->lane[i].work);
+    }
+    pthread_mutex_unlock(&e->mutex);
+}
+
+void execute_settle(struct executor *e)
+{
+    pthread_mutex_lock(&e->mutex);
+    for (int i = 0; i < LANES && e->held;) {
+        if (e->lane[i].running != NOWHERE && !e->error.status) {
+            pthread_cond_wait(&e->finished, &e->mutex);
+            i = 0;
+        } else {
+            i++;
+        }
     }
     pthread_mutex_unlock(&e->mutex);
 }

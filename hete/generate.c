@@ -1,3 +1,4 @@
+// generate.c - feeds tokens to a session one by one and draws the next from its logits.
 #include "hete/generate.h"
 
 #include <math.h>

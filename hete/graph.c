@@ -1,3 +1,7 @@
+// graph.c - lists that grow, and edges from what happened last to each buffer.
+//
+// The list is walked through twice, as two steps that follow each other: per buffer and slice its
+// last writer and the readers since are known, and an access waits for those it conflicts with.
 #include "hete/graph.h"
 
 #include <stdlib.h>
@@ -60,9 +64,8 @@ static bool grow(struct graph *g, void **array, size_t n, size_t *max, size_t si
 
 struct op *graph_add(struct graph *g, uint16_t kind, enum lane lane, size_t unit, size_t micro)
 {
-    static struct op nowhere; // what a caller may fill in when there is no memory
     if (!grow(g, (void **)&g->ops, g->n_ops, &g->max_ops, sizeof *g->ops)) {
-        return &nowhere;
+        return &g->nowhere;
     }
     g->ops[g->n_ops] = (struct op){.kind = kind,
                                    .lane = (uint8_t)lane,

@@ -98,8 +98,9 @@ struct graph {
     struct edge *edges; // sorted by from; edges of op i: [first_edge[i], first_edge[i + 1])
     size_t n_edges, max_edges;
     uint32_t *first_edge;
-    bool repeats; // steps follow each other, so that edges lead into the next one
-    bool failed;  // out of memory while adding
+    bool repeats;      // steps follow each other, so that edges lead into the next one
+    bool failed;       // out of memory while adding
+    struct op nowhere; // what a caller may fill in when there is no memory
 };
 
 // Appends an operation; the accesses that follow belong to it.

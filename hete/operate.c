@@ -1,3 +1,7 @@
+// operate.c - what each operation of a step does, on whichever thread runs it.
+//
+// Nothing here waits or locks: an operation may touch what it has declared (step.c), and runs when
+// the graph allows it. Addresses come from the declared accesses.
 #include "hete/inside.h"
 
 #include <assert.h>

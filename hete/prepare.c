@@ -1,3 +1,4 @@
+// prepare.c - budgets of this machine or of a file, costs measured or computed, then the planner.
 #include "hete/prepare.h"
 #include "hete/profile.h"
 
@@ -411,8 +412,8 @@ int prepare_resident(struct prepared *out, const struct prepare_config *config, 
     return check_room(&out->prediction, err);
 }
 
-static int inference_bytes(size_t *bytes, const struct plan_problem *p, const struct plan *plan,
-                           struct error *err)
+static int inference_bytes(size_t *device, size_t *host, const struct plan_problem *p,
+                           const struct plan *plan, struct error *err)
 {
     struct step_shape shape;
     struct layout layout;
@@ -420,7 +421,8 @@ static int inference_bytes(size_t *bytes, const struct plan_problem *p, const st
     if (layout_make(&layout, &shape, plan, p->budget.pinned, err)) {
         return err->status;
     }
-    *bytes = layout.total[SPACE_DEVICE];
+    *device = layout.total[SPACE_DEVICE];
+    *host = layout.total[SPACE_PINNED] + layout.total[SPACE_HOST];
     layout_free(&layout);
     return STATUS_OK;
 }
@@ -429,7 +431,7 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
 {
     struct context x = {.config = config, .out = out};
     struct plan_problem *p = &out->problem;
-    size_t bytes = 0, L = config->model->units - 1;
+    size_t bytes = 0, host = 0, L = config->model->units - 1;
     *out = (struct prepared){.miniature = 1, .slow_motion = 1};
     p->model = config->model;
     p->dtype = config->device.dtype;
@@ -447,11 +449,21 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
             out->plan.unit[L + 1 - streamed] =
                 (struct unit_plan){.stream = true, .host_optimizer = true};
         }
-        if (inference_bytes(&bytes, p, &out->plan, err)) {
+        if (inference_bytes(&bytes, &host, p, &out->plan, err)) {
             return err->status;
         }
-        if (bytes <= p->budget.device) {
+        if (bytes <= p->budget.device && host <= p->budget.host) {
             return STATUS_OK;
+        }
+        if (bytes <= p->budget.device) {
+            return error_set(err, STATUS_FAIL,
+                             "with %zu blocks streamed the model needs %zu bytes of host memory, "
+                             "and there are %zu (--host-memory)",
+                             streamed, host, p->budget.host);
+        }
+        if (!config->device_memory) {
+            return error_set(err, STATUS_FAIL, "the model needs %zu bytes, and only %zu are free",
+                             bytes, p->budget.device);
         }
         if (streamed == L) {
             return error_set(err, STATUS_FAIL,

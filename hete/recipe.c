@@ -1,3 +1,4 @@
+// recipe.c - formulas, without state beyond the windows of outliers.
 #include "hete/recipe.h"
 
 #include <math.h>

@@ -306,7 +306,8 @@ static void print_settings(FILE *out, const struct plan *plan)
     fprintf(out, "  %zu slot%s, %zu gradient buffer%s, %zu slice%s", plan->slots,
             plan->slots == 1 ? "" : "s", plan->grad_buffers, plan->grad_buffers == 1 ? "" : "s",
             plan->slices, plan->slices == 1 ? "" : "s");
-    fprintf(out, "%s%s%s%s\n", plan->early_adam ? ", device Adam during backward" : "",
+    fprintf(out, "%s%s%s%s%s\n", plan->speculate ? ", the host's Adam speculates" : "",
+            plan->early_adam ? ", device Adam during backward" : "",
             plan->fifo ? ", first come first served" : "",
             plan->barrier ? ", a barrier around the updates" : "",
             plan->serial_copies ? ", no copies during compute" : "");

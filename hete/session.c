@@ -1,3 +1,7 @@
+// session.c - opening: layout, arenas, graphs, proofs, lanes; and steps: starting and finishing them.
+//
+// The caller's thread starts and awaits; what happens in between is in operate.c. Parameters and
+// moments in and out are in state.c.
 #include "hete/check.h"
 #include "hete/inside.h"
 
@@ -90,6 +94,9 @@ void session_finish(struct session *s, struct session_result *result)
     }
     *result = s->flight[s->finished % IN_FLIGHT].result;
     s->held = s->lanes && !(isfinite(result->loss) && isfinite(result->norm));
+    if (s->held && ok(s)) {
+        execute_settle(s->lanes);
+    }
     s->finished++;
     s->reported += result->updated;
 }
@@ -127,13 +134,7 @@ void session_losses(struct session *s, const int32_t *tokens, const int32_t *tar
 
 size_t session_decode_limit(const struct session *s)
 {
-    size_t limit = s->config.B * s->config.T;
-    for (size_t u = 1; u < s->model->units; u++) {
-        if (s->plan.unit[u].recompute) {
-            return limit / 3; // the cache, three times as wide, lies where the block's output is
-        }
-    }
-    return limit;
+    return step_decode_limit(&s->shape);
 }
 
 size_t session_logits(const struct session *s)

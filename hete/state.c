@@ -1,3 +1,4 @@
+// state.c - parameters and moments of a session in and out, wherever the plan has put them.
 #include "hete/inside.h"
 
 #include <assert.h>
@@ -87,6 +88,7 @@ static void move_in(const struct session *s, const struct state_place *p, size_t
 void session_read(struct session *s, enum state state, size_t unit, size_t first, float *out,
                   size_t n)
 {
+    assert(session_in_flight(s) == 0);
     struct state_place p = state_at(s, state, unit, first);
     for (size_t i = 0; i < n; i += MOVE) {
         move_out(s, &p, i, out + i, n - i < MOVE ? n - i : MOVE);
@@ -96,6 +98,7 @@ void session_read(struct session *s, enum state state, size_t unit, size_t first
 void session_write(struct session *s, enum state state, size_t unit, size_t first, const float *in,
                    size_t n)
 {
+    assert(session_in_flight(s) == 0);
     struct state_place p = state_at(s, state, unit, first), w = working(s, unit, first);
     for (size_t i = 0; i < n; i += MOVE) {
         size_t m = n - i < MOVE ? n - i : MOVE;

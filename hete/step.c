@@ -1,3 +1,7 @@
+// step.c - writes down the operations of a step with what they touch, and lays out the buffers.
+//
+// This is the only place that knows what a plan means. Order in the list is program order, so fetches
+// and recomputations stand where their result is needed.
 #include "hete/step.h"
 #include "hete/plan.h"
 #include "kernels/layers.h"
@@ -51,6 +55,13 @@ void step_shape(struct step_shape *shape, const struct model *model, enum dtype 
                                  .micro_batches = micro_batches,
                                  .train = train,
                                  .bytes = model->bytes(model, dtype, B, T)};
+}
+
+size_t step_decode_limit(const struct step_shape *shape)
+{
+    size_t all = shape->B * shape->T, cache = shape->bytes.cache;
+    size_t in_boundary = cache ? shape->bytes.boundary / cache : 0;
+    return !shape->train ? all : in_boundary > shape->T ? in_boundary : shape->T;
 }
 
 size_t step_slice(const struct step_shape *shape, const struct plan *plan, size_t unit,
@@ -631,7 +642,8 @@ static void place_device_unit(struct placing *p, size_t u)
         }
     }
     if (s->train || u < 2) {
-        place(p, SPACE_DEVICE, BUF_X, u, s->bytes.boundary);
+        size_t cache = d->recompute ? step_decode_limit(s) * s->bytes.cache : 0;
+        place(p, SPACE_DEVICE, BUF_X, u, s->bytes.boundary > cache ? s->bytes.boundary : cache);
     }
     if (u && !d->recompute) {
         place(p, SPACE_DEVICE, BUF_KEPT, u, s->bytes.kept);

@@ -62,6 +62,10 @@ void step_shape(struct step_shape *shape, const struct model *model, enum dtype 
 int step_build(struct graph *g, const struct step_shape *shape, const struct plan *plan,
                enum step_kind kind, struct error *err);
 
+// Positions that decoding can remember. While training that depends on no plan: a row, or as many
+// as fit where the output of a block that keeps nothing lies.
+size_t step_decode_limit(const struct step_shape *shape);
+
 // With speculation a unit's state on the host exists twice. Buffers of index u hold what is valid,
 // those of this index what may become so; which bytes these are changes places (operate.c).
 static inline size_t step_spare(const struct step_shape *shape, size_t unit)

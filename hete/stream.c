@@ -1,3 +1,4 @@
+// stream.c - converts between the dtype of a file and fp32, piece by piece.
 #include "hete/stream.h"
 #include "kernels/bf16.h"
 

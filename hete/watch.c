@@ -1,3 +1,4 @@
+// watch.c - copies times out of a session before they are overwritten.
 #include "hete/watch.h"
 #include "hete/trace.h"
 
@@ -32,6 +33,12 @@ void watch_report(const struct watch *w, FILE *out)
 {
     if (w->any) {
         report_measured(out, &w->prepared->prediction, &w->measured);
+        double ratio = w->measured.times.period_s / w->prepared->prediction.step_s;
+        if (w->prepared->measured && (ratio > 2 || ratio < 0.5)) {
+            fputs("the prediction is far off: the costs were measured when this machine was busier "
+                  "or idler than now\n",
+                  out);
+        }
     } else {
         fputs("no times yet: they take three steps without a validation or sample between them\n",
               out);

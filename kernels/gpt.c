@@ -392,6 +392,7 @@ static struct unit_bytes gpt_bytes(const struct model *m, enum dtype dtype, size
     return (struct unit_bytes){
         .boundary = device_round(B * T * c->hidden * dtype_bytes(dtype)),
         .kept = kept.used,
+        .cache = 3 * c->hidden * dtype_bytes(dtype),
         .work = most > decode ? most : decode,
         .grads_fp32 =
             dtype == DTYPE_FP32 ? 0 : device_round(embed_tensor(m, WTE)->elems * sizeof(float)),

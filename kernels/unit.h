@@ -75,6 +75,7 @@ struct unit_bytes {
     size_t kept;       // per unit
     size_t work;       // the largest workspace of any call of any unit
     size_t grads_fp32; // unit 0 only
+    size_t cache;      // per unit and token, at the start of `kept`: what decoding remembers
 };
 
 // What a call does, for estimates: FLOP of matrix products and attention (causal: half), and bytes

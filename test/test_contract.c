@@ -28,7 +28,6 @@ struct scenario {
     bool hold;
     double clip; // some steps are clipped, some not
     int32_t *batch;
-    size_t decoded; // tokens
 };
 
 static struct session_update update_of(const struct scenario *c, size_t step)
@@ -68,7 +67,7 @@ static void step_through(const struct tiny *t, const struct scenario *c, struct 
         session_finish(t->s, o->step + done++);
         if (done == 2) {
             session_losses(t->s, c->batch, c->batch + t->tokens, o->losses);
-            for (size_t i = 0; i < c->decoded; i++) {
+            for (size_t i = 0; i < session_decode_limit(t->s); i++) {
                 session_decode(t->s, c->batch[i], i, o->logits);
             }
         }
@@ -125,7 +124,6 @@ static void random_scenario(struct scenario *c, uint64_t *rng)
                                    .micro_batches = 1 + rng_below(rng, 4),
                                    .dtype = rng_below(rng, 2) ? DTYPE_BF16 : DTYPE_FP32,
                                    .threads = 1};
-    c->decoded = c->shape.B * T / 3;
     size_t tokens = c->shape.B * T * c->shape.micro_batches;
     c->batch = test_alloc(STEPS * 2 * tokens, sizeof *c->batch);
     for (size_t s = 0; s < STEPS; s++) {

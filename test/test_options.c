@@ -391,13 +391,13 @@ static void contradictions_are_refused(void **state)
 {
     (void)state;
     static const char *const pairs[][2] = {
-        {"--machine m", "--emulate e"},      {"--plan p", "--policy resident"},
-        {"--plan-only", "--generate"},       {"--plan-only", "--resume --out x"},
-        {"--plan-only", "--plan p"},         {"--plan-only", "--policy resident"},
-        {"--plan-only", "--save-plan s"},    {"--plan-only", "--trace t"},
-        {"--plan-only", "--timeline t"},     {"--plan-only", "--chaos 1"},
-        {"--micro-batch auto", "--plan p"},  {"--micro-batch auto", "--emulate e"},
-        {"--device-memory 1", "--generate"}, {"--policy resident", "--generate"}};
+        {"--machine m", "--emulate e"},     {"--plan p", "--policy resident"},
+        {"--plan-only", "--generate"},      {"--plan-only", "--resume --out x"},
+        {"--plan-only", "--plan p"},        {"--plan-only", "--policy resident"},
+        {"--plan-only", "--save-plan s"},   {"--plan-only", "--trace t"},
+        {"--plan-only", "--timeline t"},    {"--plan-only", "--chaos 1"},
+        {"--micro-batch auto", "--plan p"}, {"--micro-batch auto", "--emulate e"},
+        {"--report 1", "--generate"},       {"--policy resident", "--generate"}};
     struct options o;
     char line[128], words[128];
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {

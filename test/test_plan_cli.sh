@@ -152,7 +152,7 @@ case_files_that_could_not_be_written_are_found_before_training() {
     for option in trace timeline save-plan; do
         refuse 1 "--$option: cannot write $scratch/none/x.*No such file" \
             "--$option" "$scratch/none/x"
-        refuse 1 "--$option: cannot write $scratch: Is a directory" "--$option" "$scratch"
+        refuse 1 "--$option: $scratch is there and is no file" "--$option" "$scratch"
     done
     # Into a directory that the run makes.
     train --steps 3 --out "$scratch/out" --trace "$scratch/out/t.json" >"$scratch/log"
@@ -356,7 +356,9 @@ case_plan_only_needs_neither_data_nor_machine() {
 }
 
 case_plan_only_where_nothing_fits_says_what_is_nearest() {
-    train --plan-only --machine $machine --device-memory 1000 >"$scratch/out"
+    local rc=0
+    train --plan-only --machine $machine --device-memory 1000 >"$scratch/out" || rc=$?
+    [ $rc -eq 1 ]
     [ "$(grep -c 'does not fit: .*--device-memory [0-9]* would do' "$scratch/out")" -eq 8 ]
 }
 
@@ -416,6 +418,45 @@ case_memory_beyond_the_arenas_is_little() {
         [ $((most - taken)) -le $((64 << 20)) ]
         rm "$scratch/pipe" "$run"
     done
+}
+
+# A rename would put a file in the place of whatever has the name.
+case_outputs_replace_files_alone() {
+    mkfifo "$scratch/pipe"
+    refuse 1 'is no file' --policy resident --trace "$scratch/pipe"
+    [ -p "$scratch/pipe" ]
+    refuse 2 'both are to write' --policy resident --trace "$scratch/x" --timeline "$scratch/x"
+    : >"$scratch/file"
+    ln -s file "$scratch/link"
+    train --policy resident --steps 1 --save-plan "$scratch/link" >/dev/null
+    [ -L "$scratch/link" ]
+    grep -q '^policy resident' "$scratch/file"
+}
+
+case_what_cannot_be_printed_is_an_error() {
+    local rc=0
+    [ -w /dev/full ] || return 0
+    train_gpt --plan-only --machine scripts/machines/a100-40g -e d12 >/dev/full 2>"$scratch/stderr" ||
+        rc=$?
+    [ $rc -eq 1 ]
+    grep -q 'stdout cannot be written' "$scratch/stderr"
+}
+
+case_plan_only_says_whether_anything_fits() {
+    local rc=0
+    train_gpt --plan-only --machine scripts/machines/a100-40g -e d48 --seq 1024 -b 4 \
+        --device-memory 10M >/dev/null 2>&1 || rc=$?
+    [ $rc -eq 1 ]
+}
+
+case_a_trained_model_writes_the_same_under_a_cap() {
+    local need text
+    train --steps 2 --out "$scratch/run" >/dev/null
+    text=$(train_gpt --generate --model "$(model "$scratch/run" 2)" --sample-tokens 20)
+    refused 1 'still needs' --generate --model "$(model "$scratch/run" 2)" --device-memory 1000
+    need=$(would_do device-memory)
+    [ "$text" = "$(train_gpt --generate --model "$(model "$scratch/run" 2)" --sample-tokens 20 \
+        --device-memory "$need")" ]
 }
 
 run_cases

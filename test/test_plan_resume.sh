@@ -145,4 +145,26 @@ case_a_signal_under_a_cap_saves_the_steps_that_are_done() {
     cmp "$(model "$scratch/whole" "$step")" "$(model "$scratch/run" "$step")"
 }
 
+# The next step is under way when the log cannot be written: it ends, and what is saved is whole.
+case_a_full_disk_in_the_middle_saves_the_steps_that_are_done() {
+    local policy step run rc with=(-i "$data/a_train*.bin" --layers 1 --hidden 4 --heads 1 --seq 8
+        --max-seq 8 -b 1 --threads 1 --val-every 0 --sample-every 0)
+    for policy in zero-infinity resident; do
+        rc=0
+        (
+            ulimit -f 40 # KiB
+            train_gpt "${with[@]}" --steps 2000 --policy $policy --out "$scratch/$policy"
+        ) >/dev/null 2>"$scratch/stderr" || rc=$?
+        [ $rc -eq 1 ]
+        step=$(sed -n 's/.*step \([0-9]*\) is saved in.*/\1/p' "$scratch/stderr")
+        train_gpt "${with[@]}" --steps "$step" --out "$scratch/whole" >/dev/null
+        cmp "$(model "$scratch/whole" "$step")" "$(model "$scratch/$policy" "$step")"
+        for run in whole $policy; do # with the moments, and the same rows
+            train_gpt "${with[@]}" --steps $((step + 3)) --out "$scratch/$run" --resume >/dev/null
+        done
+        cmp "$(model "$scratch/whole" $((step + 3)))" "$(model "$scratch/$policy" $((step + 3)))"
+        rm -r "$scratch/whole"
+    done
+}
+
 run_cases

@@ -83,7 +83,8 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                      .budget = {.pinned = shape->pinned},
                                      .watchdog_s = 60};
     struct error err = {0};
-    *t = (struct tiny){.tokens = shape->B * shape->T * shape->micro_batches};
+    *t = (struct tiny){.tokens = shape->B * shape->T * shape->micro_batches,
+                       .micro_tokens = shape->B * shape->T};
     assert_int_equal(gpt_check(&config, &err), STATUS_OK);
     gpt_open(&t->gpt, &config);
     t->elems = tiny_unit_at(t, t->gpt.model.units);
@@ -316,7 +317,7 @@ float *tiny_gradient(const struct tiny *t, const int32_t *tokens, const int32_t 
 
 double tiny_loss(const struct tiny *t, const int32_t *tokens, const int32_t *targets)
 {
-    size_t n = session_decode_limit(t->s); // B*T
+    size_t n = t->micro_tokens;
     float *losses = test_alloc(n, sizeof *losses);
     double sum = 0;
     session_losses(t->s, tokens, targets, losses);

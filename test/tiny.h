@@ -25,8 +25,9 @@ struct tiny {
     struct gpt gpt;
     struct device *dev, *host; // host: NULL without a plan
     struct session *s;
-    size_t elems;  // of all units, one behind the other, gaps included
-    size_t tokens; // of a step
+    size_t elems;        // of all units, one behind the other, gaps included
+    size_t tokens;       // of a step
+    size_t micro_tokens; // of a micro-batch
 };
 
 struct gpt_config tiny_config(const struct tiny_shape *shape);
