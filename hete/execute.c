@@ -1,8 +1,8 @@
 // execute.c - a mutex, a list of ready operations per lane, and a counter per operation.
 //
-// A lane's thread waits until an operation in its list may start, runs it without the mutex, and then
-// counts down its successors of this step and the next; those that reach 0 go into their lanes'
-// lists. The lists are short, so the choice is a walk through them.
+// A lane's thread waits until an operation in its list may start, runs it without the mutex, and
+// then counts down its successors of this step and the next; those that reach 0 go into their
+// lanes' lists. The lists are short, so the choice is a walk through them.
 #include "hete/execute.h"
 #include "hete/step.h"
 

@@ -1,3 +1,4 @@
+// lines.c - splits a small text file into lines of words, and says where an error is.
 #include "hete/lines.h"
 #include "data/files.h"
 

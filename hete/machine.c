@@ -1,3 +1,4 @@
+// machine.c - tables of fields, read and written by name.
 #include "hete/machine.h"
 #include "data/files.h"
 #include "hete/lines.h"

@@ -1,3 +1,4 @@
+// report.c - tables of plans, policies and measurements, in text and as JSON.
 #include "hete/report.h"
 
 #include <jansson.h>

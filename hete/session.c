@@ -1,4 +1,5 @@
-// session.c - opening: layout, arenas, graphs, proofs, lanes; and steps: starting and finishing them.
+// session.c - opening: layout, arenas, graphs, proofs, lanes; and steps: starting and finishing
+// them.
 //
 // The caller's thread starts and awaits; what happens in between is in operate.c. Parameters and
 // moments in and out are in state.c.

@@ -1,7 +1,7 @@
 // step.c - writes down the operations of a step with what they touch, and lays out the buffers.
 //
-// This is the only place that knows what a plan means. Order in the list is program order, so fetches
-// and recomputations stand where their result is needed.
+// This is the only place that knows what a plan means. Order in the list is program order, so
+// fetches and recomputations stand where their result is needed.
 #include "hete/step.h"
 #include "hete/plan.h"
 #include "kernels/layers.h"

@@ -1,3 +1,4 @@
+// trace.c - schedules as events (JSON) and as rectangles (SVG).
 #include "hete/trace.h"
 #include "data/files.h"
 #include "data/svg.h"
