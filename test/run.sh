@@ -17,8 +17,8 @@
 #
 # Environment, for the tests too: BUILD (folder of objects and test programs, default build),
 # TRAIN_GPT_BIN (folder of ./train_gpt and ./tokenize), TRAIN_GPT_SHARED (real text for tests,
-# default ../shared), TEST_SECONDS (limit for one program), TESTS (folder of the scripts and
-# sources; test/test_run.sh plants its own there).
+# default ../shared), TEST_SKIP (names of tests to leave out), TEST_SECONDS (limit for one program),
+# TESTS (folder of the scripts and sources; test/test_run.sh plants its own there).
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -125,7 +125,7 @@ run_test() {
 for source in "$tests"/test_*.c "$tests"/test_*.sh; do
     [ -e "$source" ] || continue
     name=$(basename "${source%.*}")
-    [[ $name == *"$filter"* ]] || continue
+    [[ $name == *"$filter"* && " ${TEST_SKIP-} " != *" $name "* ]] || continue
     [[ $name == test_long_* && -z $long ]] && continue
     case $source in
     *.c) path=$BUILD/test/$name ;;
