@@ -234,6 +234,8 @@ static void run_searches(struct search *s)
     double best_s = s->best_s;
     s->best_s = INFINITY; // or it would stop before it has found what it finds alone
     search_autohete(s);
+    s->autohete = s->best;
+    s->autohete_s = s->best_s;
     if (best_s <= s->best_s) {
         s->best = best;
         s->best_s = best_s;
@@ -262,43 +264,50 @@ static int check_problem(const struct plan_problem *p, struct error *err)
     return STATUS_OK;
 }
 
+// The memory that speculation takes may be worth more elsewhere: it is searched for apart, and what
+// is better counts.
+static void try_speculating(struct search *s)
+{
+    struct search other;
+    struct plan_problem problem = s->plain;
+    problem.speculate = true;
+    search_open(&other, &problem, s->err);
+    other.plain.speculate = true;
+    run_searches(&other);
+    s->status = other.status;
+    if (other.best_s < s->best_s) {
+        s->best = other.best;
+        s->best_s = other.best_s;
+    }
+    search_close(&other);
+}
+
 int search_policy(struct search *s, const char *policy)
 {
+    bool known = true;
+    s->best_s = INFINITY;
+    s->nearest_over = SIZE_MAX;
     s->status = check_problem(s->problem, s->err);
     if (s->status) {
         return s->status;
     }
-    // Only auto speculates, and takes the better one of the two: the memory may be worth more
-    // elsewhere.
-    const struct plan_problem *problem = s->problem;
-    struct plan_problem plain = *problem;
-    struct plan speculating;
-    double speculating_s = INFINITY;
-    bool known = true, automatic = strcmp(policy, "auto") == 0;
-    if (automatic && problem->speculate) {
-        run_searches(s);
-        speculating = s->best;
-        speculating_s = s->best_s;
-        s->best_s = INFINITY;
-    }
-    plain.speculate = false;
-    s->problem = &plain;
-    if (automatic) {
+    if (strcmp(policy, "auto") == 0) {
         run_auto(s);
+        if (s->may_speculate && !s->status) {
+            try_speculating(s);
+        }
+    } else if (strcmp(policy, "autohete") == 0 && s->autohete_s < INFINITY) {
+        s->best = s->autohete;
+        s->best_s = s->autohete_s;
     } else {
         known = run_policy(s, policy);
     }
-    s->problem = problem;
     if (!known) {
         return error_set(s->err, STATUS_USAGE,
                          "there is no policy '%s'; there are auto, autohete, resident, "
                          "zero-offload, twin-flow:R (R from 0 to 1: the share of optimizers on the "
                          "host), zero-infinity, stronghold and patrickstar",
                          policy);
-    }
-    if (speculating_s < s->best_s) {
-        s->best_s = speculating_s;
-        s->best = speculating;
     }
     if (s->status) {
         return s->status;

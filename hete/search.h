@@ -1,5 +1,5 @@
 // search.h - tries plans: do they fit, how long will a step take, is that the best so far? What
-// plan_choose (plan.h) is made of; nobody else includes it.
+// plan_choose (plan.h) is made of; others only compare all policies with it.
 //
 // A plan is simulated only if it fits and if the least time that any schedule of it could take is
 // below the best so far. For the plans of the search this least time, like the bytes, is a sum of
@@ -23,26 +23,39 @@
 #include "hete/plan.h"
 #include "hete/simulate.h"
 
+// A step's operations, and what each of them costs.
+struct written_step {
+    struct graph graph;
+    double *work;
+    size_t max_ops; // that work has room for
+};
+
+// One search, or several of one problem: what it has found out about the problem stays.
 struct search {
-    const struct plan_problem *problem;
+    struct plan_problem plain;          // of problem: no plan speculates
+    const struct plan_problem *problem; // what is searched
+    bool may_speculate;                 // auto looks for a plan that does, too
     struct step_shape shape;
     struct plan best;
     double best_s; // INFINITY: none so far
     // Of the plans that did not fit, the one that asks for least beyond the budgets.
     struct plan nearest;
     size_t nearest_over;         // SIZE_MAX: none so far
+    // Once auto has searched: what autohete would find; INFINITY: nothing, or it is not known.
+    struct plan autohete;
+    double autohete_s;
     double last_s;               // of the plan tried last; INFINITY: it was not simulated
     size_t simulations, written; // plans simulated; operations of plans that were written down
     struct known *known;         // terms found so far
     int status; // of the first failure, which err describes; nothing is tried any more
     struct error *err;
     // What simulations work with.
-    struct graph graph;
-    double *work;
+    struct written_step step[2];
     struct timing *timings;
-    size_t max_ops;
+    size_t max_timings;
 };
 
+// Do not copy it: it points into itself.
 void search_open(struct search *s, const struct plan_problem *problem, struct error *err);
 void search_close(struct search *s);
 
@@ -55,7 +68,8 @@ int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const str
 // What a plan of so many bytes needs beyond the budgets.
 size_t plan_over(const struct plan_bytes *bytes, const struct budget *budget);
 
-// Simulates; false: no memory, or the least time of the plan is not below limit_s.
+// Simulates, of many micro-batches a few: a step of more of them is longer by as much for each
+// further one. The least time is exact. False: no memory, or the least time of the plan is not below limit_s.
 bool search_predict(struct search *s, const struct plan *plan, double limit_s,
                     struct prediction *out);
 
@@ -86,7 +100,7 @@ bool search_try_choice(struct search *s, const struct choice *c, struct handicap
 struct estimate {
     double device_bytes, host_bytes; // host_bytes: with pinned ones
     double over;                     // bytes beyond the budgets
-    double busiest_s, least_s;
+    double busiest_s, copy_in_s, least_s;
 };
 void search_estimate(struct search *s, const struct choice *c, struct estimate *out);
 
@@ -100,7 +114,7 @@ void search_autohete(struct search *s);
 // The least over all choices that fit of the busiest lane's total.
 double search_bound(struct search *s);
 
-// plan_choose: the result is in s->best.
+// plan_choose: the result is in s->best. May be called again, for other policies.
 int search_policy(struct search *s, const char *policy);
 
 #endif
