@@ -1,6 +1,7 @@
 // prepare.c - budgets of this machine or of a file, costs measured or computed, then the planner.
 #include "hete/prepare.h"
 #include "hete/profile.h"
+#include "hete/search.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -329,24 +330,34 @@ static int plan_from_file(struct prepared *out, const char *path, struct error *
 // one that leaves some of it unused (a rate 30% below the plan's: 10% on average; above: 2%).
 #define ADAM_TO_COUNT_WITH 0.85
 
+static double adam_to_count_with(const struct prepared *p)
+{
+    return p->costs.host_adam / (p->measured ? ADAM_TO_COUNT_WITH : 1);
+}
+
 static int search(struct plan *plan, struct prepared *out, const char *policy, struct error *err)
 {
     double host_adam = out->costs.host_adam;
-    out->costs.host_adam /= out->measured ? ADAM_TO_COUNT_WITH : 1;
+    out->costs.host_adam = adam_to_count_with(out);
     int status = plan_choose(plan, &out->problem, policy, err);
     out->costs.host_adam = host_adam;
     return status;
 }
 
-static int choose(struct context *x, size_t B, struct error *err)
+// A plan that cannot take less than limit_s is not searched for: then that is what it takes.
+static int choose(struct context *x, size_t B, double limit_s, struct error *err)
 {
     struct prepared *out = x->out;
     const struct prepare_config *c = x->config;
     set_problem(x, B);
-    if (set(c->plan) && plan_from_file(out, c->plan, err)) {
+    if ((set(c->plan) && plan_from_file(out, c->plan, err)) || set_costs(x, B, err)) {
         return err->status;
     }
-    if (set_costs(x, B, err) || (!set(c->plan) && search(&out->plan, out, c->policy, err)) ||
+    if (limit_s < INFINITY && plan_bound(&out->problem) >= limit_s) {
+        out->prediction = (struct prediction){.step_s = limit_s};
+        return STATUS_OK;
+    }
+    if ((!set(c->plan) && search(&out->plan, out, c->policy, err)) ||
         plan_predict(&out->prediction, &out->plan, &out->problem, err)) {
         return err->status;
     }
@@ -358,29 +369,28 @@ static int choose_rows(struct context *x, struct error *err)
 {
     const struct prepare_config *c = x->config;
     struct error why = {0};
-    size_t best = 0;
-    double best_s = INFINITY;
+    struct prepared best = {.prediction.step_s = INFINITY};
     for (size_t B = c->rows; B >= 1; B--) {
         if (c->rows % B) {
             continue;
         }
-        if (choose(x, B, &why)) {
+        if (choose(x, B, best.prediction.step_s, &why)) {
             if (why.status == STATUS_USAGE) {
                 *err = why;
                 return why.status;
             }
             continue; // does not fit
         }
-        if (x->out->prediction.step_s < best_s) {
-            best_s = x->out->prediction.step_s;
-            best = B;
+        if (x->out->prediction.step_s < best.prediction.step_s) {
+            best = *x->out;
         }
     }
-    if (best == 0) {
+    if (best.prediction.step_s == INFINITY) {
         *err = why; // of a single row
         return err->status;
     }
-    return choose(x, best, err);
+    *x->out = best;
+    return STATUS_OK;
 }
 
 int prepare(struct prepared *out, const struct prepare_config *config, struct error *err)
@@ -394,7 +404,7 @@ int prepare(struct prepared *out, const struct prepare_config *config, struct er
     if (real_budget(&out->problem.budget, config, err)) {
         return err->status;
     }
-    return config->B ? choose(&x, config->B, err) : choose_rows(&x, err);
+    return config->B ? choose(&x, config->B, INFINITY, err) : choose_rows(&x, err);
 }
 
 int prepare_resident(struct prepared *out, const struct prepare_config *config, struct error *err)
@@ -474,23 +484,58 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
     }
 }
 
-static int try_policy(struct context *x, struct policy_result *r, const char *policy, size_t B,
-                      struct error *err)
-{
-    struct error why;
-    *r = (struct policy_result){
-        .B = B, .micro_batches = x->config->rows / B, .bound_s = plan_bound(&x->out->problem)};
-    snprintf(r->policy, sizeof r->policy, "%s", policy);
-    if (search(&r->plan, x->out, policy, &why)) {
-        snprintf(r->error, sizeof r->error, "%.511s", why.text);
-        return STATUS_OK;
-    }
-    return plan_predict(&r->prediction, &r->plan, &x->out->problem, err);
-}
-
 static bool better(const struct policy_result *a, const struct policy_result *b)
 {
     return !a->error[0] && (b->error[0] || a->prediction.step_s < b->prediction.step_s);
+}
+
+// Puts what the policy does with this problem in place of *r if it is better, or needs less.
+static int try_policy(struct policy_result *r, const char *policy, struct search *s,
+                      struct prepared *out, double bound_s, struct error *err)
+{
+    const struct plan_problem *p = &out->problem;
+    struct policy_result now = {.B = p->B, .micro_batches = p->micro_batches, .bound_s = bound_s};
+    struct error why;
+    double host_adam = out->costs.host_adam;
+    bool first = r->B == 0;
+    if (!first && !r->error[0] && r->prediction.step_s <= bound_s) {
+        return STATUS_OK; // it cannot be better
+    }
+    snprintf(now.policy, sizeof now.policy, "%s", policy);
+    s->err = &why;
+    out->costs.host_adam = adam_to_count_with(out);
+    if (search_policy(s, policy)) {
+        snprintf(now.error, sizeof now.error, "%.511s", why.text);
+    }
+    out->costs.host_adam = host_adam;
+    if (now.error[0]) {
+        *r = first || r->error[0] ? now : *r;
+        return STATUS_OK;
+    }
+    now.plan = s->best;
+    int status = plan_predict(&now.prediction, &now.plan, p, err);
+    if (!status && (first || better(&now, r))) {
+        *r = now;
+    }
+    return status;
+}
+
+// All policies, one after another, with what one search has found out.
+static int try_policies(struct policy_result *list, size_t n, struct prepared *out,
+                        struct error *err)
+{
+    struct search s;
+    double bound_s = plan_bound(&out->problem);
+    int status = STATUS_OK;
+    search_open(&s, &out->problem, err);
+    for (size_t i = 0; status == STATUS_OK && i < n; i++) {
+        char policy[32]; // twin-flow: half of it
+        snprintf(policy, sizeof policy, "%s%s", plan_policies[i],
+                 strcmp(plan_policies[i], "twin-flow") == 0 ? ":0.5" : "");
+        status = try_policy(list + i, policy, &s, out, bound_s, err);
+    }
+    search_close(&s);
+    return status;
 }
 
 int prepare_policies(struct prepared *out, struct policy_result **results, size_t *n,
@@ -506,9 +551,8 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
         return error_set(err, STATUS_USAGE, "--gpus %zu: needs a --machine file", config->gpus);
     }
     struct policy_result *list = calloc(count, sizeof *list);
-    struct policy_result *one = calloc(1, sizeof *one);
-    int status = list && one ? read_machine(&x, err)
-                             : error_set(err, STATUS_FAIL, "no memory for %zu policies", count);
+    int status = list ? read_machine(&x, err)
+                      : error_set(err, STATUS_FAIL, "no memory for %zu policies", count);
     set_budget(&x);
     if (status == STATUS_OK && !x.has_machine) {
         status = real_budget(&out->problem.budget, config, err);
@@ -519,21 +563,11 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
         }
         set_problem(&x, B);
         status = set_costs(&x, B, err);
-        for (size_t i = 0; status == STATUS_OK && i < count; i++) {
-            char policy[32]; // twin-flow: half of it
-            snprintf(policy, sizeof policy, "%s%s", plan_policies[i],
-                     strcmp(plan_policies[i], "twin-flow") == 0 ? ":0.5" : "");
-            status = try_policy(&x, one, policy, B, err);
-            bool nearer = list[i].error[0] && one->error[0]; // it needs less
-            if (status == STATUS_OK && (list[i].B == 0 || nearer || better(one, list + i))) {
-                list[i] = *one;
-            }
-        }
+        status = status ? status : try_policies(list, count, out, err);
         if (config->B) {
             break;
         }
     }
-    free(one);
     if (status) {
         free(list);
         return status;
