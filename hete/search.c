@@ -99,8 +99,8 @@ static int no_memory(struct search *s, size_t ops)
 // one. Against all operations of up to 32 of them, in 16000 plans of all kinds on machines of all
 // kinds, that was right to 0.5% but for one plan, which was 4.5% off: its copies disturb each other
 // in a pattern of three micro-batches. With FEW 4: but for four plans, by up to 11%.
-enum { FEW = 5 };
-enum { STEPS = 3, FIRST = 1 }; // the period is exact from the second step on
+enum { FEW = 5, ALL = 2 * FEW - 1 }; // up to so many all of them cost no more
+enum { STEPS = 3, FIRST = 1 };       // the period is exact from the second step on
 
 // Writes down the step and what each of its operations costs.
 static bool write_step(struct search *s, struct written_step *w, const struct step_shape *shape,
@@ -176,7 +176,7 @@ static double least_time(const double *v)
 // Further micro-batches than those that are written down.
 static double further(const struct step_shape *shape)
 {
-    return shape->micro_batches > FEW ? (double)(shape->micro_batches - FEW) : 0;
+    return shape->micro_batches > ALL ? (double)(shape->micro_batches - FEW) : 0;
 }
 
 // Writes the step down with as many micro-batches as that takes: in s->step[0], and if there are
@@ -559,8 +559,9 @@ static int by_least(const void *x, const void *y)
 {
     const struct candidate *p = x, *q = y;
     const struct choice *a = &p->choice, *b = &q->choice;
-    if (p->least_s != q->least_s) {
-        return p->least_s < q->least_s ? -1 : 1;
+    float x_s = (float)p->least_s, y_s = (float)q->least_s; // sums differ in their last bits
+    if (x_s != y_s) {
+        return x_s < y_s ? -1 : 1;
     }
     if (a->n_stream != b->n_stream) {
         return a->n_stream < b->n_stream ? -1 : 1;

@@ -40,7 +40,7 @@ struct search {
     double best_s; // INFINITY: none so far
     // Of the plans that did not fit, the one that asks for least beyond the budgets.
     struct plan nearest;
-    size_t nearest_over;         // SIZE_MAX: none so far
+    size_t nearest_over; // SIZE_MAX: none so far
     // Once auto has searched: what autohete would find; INFINITY: nothing, or it is not known.
     struct plan autohete;
     double autohete_s;
@@ -69,7 +69,8 @@ int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const str
 size_t plan_over(const struct plan_bytes *bytes, const struct budget *budget);
 
 // Simulates, of many micro-batches a few: a step of more of them is longer by as much for each
-// further one. The least time is exact. False: no memory, or the least time of the plan is not below limit_s.
+// further one. The least time is exact. False: no memory, or the least time of the plan is not
+// below limit_s.
 bool search_predict(struct search *s, const struct plan *plan, double limit_s,
                     struct prediction *out);
 
