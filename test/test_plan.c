@@ -242,7 +242,7 @@ static void test_never_worse_than_a_policy(void **state)
                 assert_string_equal(plan.policy, policies[i]);
                 assert_int_equal(plan_check(&plan, &r.problem, &err), STATUS_OK);
                 assert_int_equal(plan_predict(&p, &plan, &r.problem, &err), STATUS_OK);
-                assert_true(best_p.step_s <= p.step_s);
+                assert_true(best_p.step_s <= p.step_s * (1 + 1e-9)); // sums: in another order
                 assert_true(p.bound_s >= bound * (1 - 1e-9));
                 assert_true(p.step_s >= p.bound_s * (1 - 1e-9));
             } else {
