@@ -229,7 +229,7 @@ static void test_never_worse_than_a_policy(void **state)
 {
     uint64_t rng = test_seed();
     (void)state;
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < 40; round++) {
         struct random_problem r;
         struct plan best, plan;
         struct prediction best_p, p;
@@ -258,7 +258,7 @@ static void test_never_worse_for_speculation(void **state)
     uint64_t rng = test_seed();
     size_t fit = 0, speculated = 0;
     (void)state;
-    for (int round = 0; round < 50; round++) {
+    for (int round = 0; round < 30; round++) {
         struct random_problem r;
         struct plan plain, plan;
         struct prediction plain_p, p;
@@ -285,7 +285,7 @@ static void test_never_worse_for_speculation(void **state)
             fit++;
         }
     }
-    assert_true(fit > 25 && speculated > 3);
+    assert_true(fit > 15 && speculated > 0);
 }
 
 // What a search has found out for one policy changes nothing for the next one.
@@ -293,7 +293,7 @@ static void test_one_search_for_all_policies(void **state)
 {
     uint64_t rng = test_seed();
     (void)state;
-    for (int round = 0; round < 30; round++) {
+    for (int round = 0; round < 12; round++) {
         struct random_problem r;
         struct search s;
         struct plan plan;
@@ -404,7 +404,7 @@ static void test_budgets_hold(void **state)
     uint64_t rng = test_seed();
     size_t chosen = 0;
     (void)state;
-    for (int round = 0; round < 1000; round++) {
+    for (int round = 0; round < 600; round++) {
         struct random_problem r;
         struct plan plan;
         struct layout layout;
@@ -432,7 +432,7 @@ static void test_budgets_hold(void **state)
         graph_free(&g);
         layout_free(&layout);
     }
-    assert_true(chosen > 400);
+    assert_true(chosen > 240);
 }
 
 static struct choice random_choice(uint64_t *rng, const struct search *s)
@@ -530,7 +530,7 @@ static void test_micro_batches_are_alike(void **state)
     uint64_t rng = test_seed();
     size_t compared = 0, off = 0;
     (void)state;
-    for (int round = 0; round < 300; round++) {
+    for (int round = 0; round < 200; round++) {
         struct random_problem r;
         struct plan plan;
         struct error err = {0};
@@ -563,7 +563,7 @@ static void test_micro_batches_are_alike(void **state)
         compared++;
     }
     print_message("%zu of %zu steps are not predicted to 0.5%%\n", off, compared);
-    assert_true(compared >= 200 && off <= 2);
+    assert_true(compared >= 120 && off <= 2);
 }
 
 // The bound looks at few choices: none of the others that fit has a busiest lane with less to do.
