@@ -7,6 +7,7 @@
 #define report_policies      inside_report_policies
 #define report_policies_json inside_report_policies_json
 #define report_measured      inside_report_measured
+#define report_miniature     inside_report_miniature
 #include "hete/report.c"
 
 #include "test/cmocka.h"
