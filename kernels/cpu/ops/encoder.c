@@ -3,10 +3,14 @@
 #include "kernels/cpu/ops/ops.h"
 #include "kernels/cpu/ops/vec.h"
 
-static void add_rows(floatX *out, const floatX *a, const floatX *b, size_t C)
+static inline void add_rows(floatX *out, const floatX *a, const floatX *b, size_t C)
 {
-    for (size_t c = 0; c < C; c++) {
-        store(out + c, load(a + c) + load(b + c));
+    size_t i = 0;
+    for (; i + VL <= C; i += VL) {
+        vstore(out + i, vload(a + i) + vload(b + i));
+    }
+    for (; i < C; i++) {
+        store(out + i, load(a + i) + load(b + i));
     }
 }
 
