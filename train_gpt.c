@@ -1409,6 +1409,9 @@ static void wait_politely(char **argv)
 {
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")) {
         setenv("GOMP_SPINCOUNT", "10000", 1);
+#ifndef __clang__
+        setenv("OMP_WAIT_POLICY", "active", 1); // or it would hardly spin where teams share cores
+#endif
         setenv("KMP_BLOCKTIME", "0", 0); // the same for LLVM's
         execv("/proc/self/exe", argv);   // if it fails, only speed is lost
     }

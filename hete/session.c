@@ -78,6 +78,9 @@ void session_start(struct session *s, const int32_t *tokens, const int32_t *targ
     }
     release(s);
     put_tokens(s, s->started, s->config.micro_batches, tokens, targets);
+    if (s->lanes && s->started == 0) {
+        device_rest(s->dev); // from now on the lanes compute
+    }
     if (s->lanes && ok(s)) {
         execute_start(s->lanes, s->started, &s->error);
     }

@@ -108,6 +108,10 @@ uint64_t device_pageable_copies(const struct device *dev);
 // matrices of size n, the best of several tries: what throughput is held against.
 double device_sgemm_rate(struct device *dev, size_t n);
 
+// Gives up the worker threads of the calling thread, until it computes again. OpenMP's workers wait
+// less patiently for their next task, and wake up later, where there are more of them than cores.
+void device_rest(struct device *dev);
+
 void device_close(struct device *dev);
 
 #endif

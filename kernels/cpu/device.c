@@ -401,6 +401,12 @@ double device_sgemm_rate(struct device *dev, size_t n)
     return best;
 }
 
+void device_rest(struct device *dev)
+{
+    (void)dev;
+    omp_pause_resource_all(omp_pause_hard);
+}
+
 void device_close(struct device *dev)
 {
     struct cpu *cpu = cpu_of(dev);
