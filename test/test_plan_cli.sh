@@ -436,8 +436,7 @@ case_outputs_replace_files_alone() {
 case_what_cannot_be_printed_is_an_error() {
     local rc=0
     [ -w /dev/full ] || return 0
-    train_gpt --plan-only --machine scripts/machines/a100-40g -e d12 >/dev/full 2>"$scratch/stderr" ||
-        rc=$?
+    train_gpt --plan-only --machine $machine -e d12 >/dev/full 2>"$scratch/stderr" || rc=$?
     [ $rc -eq 1 ]
     grep -q 'stdout cannot be written' "$scratch/stderr"
 }
