@@ -775,13 +775,16 @@ static void test_plans_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_optimal),
-        cmocka_unit_test(test_never_worse_than_a_policy),
+        {.name = "unsloth PR#3867, axolotl PR#3733: what costs least is chosen, against all plans",
+         .test_func = test_optimal},
+        {.name = "PaLM-colossalai #40, ColossalAI #2246: auto is never worse than a policy",
+         .test_func = test_never_worse_than_a_policy},
         cmocka_unit_test(test_never_worse_for_speculation),
         cmocka_unit_test(test_one_search_for_all_policies),
         cmocka_unit_test(test_policies_are_what_they_are),
         cmocka_unit_test(test_autohete_is_three_integers),
-        cmocka_unit_test(test_budgets_hold),
+        {.name = "ColossalAI #2246: no plan is over its budgets, 1000 configurations",
+         .test_func = test_budgets_hold},
         cmocka_unit_test(test_estimates_are_exact),
         cmocka_unit_test(test_period_is_steady),
         cmocka_unit_test(test_micro_batches_are_alike),
