@@ -30,7 +30,7 @@ printf '%s bytes\n' "$need"
 # The link is so slow that copies take a good part of a step: there is something to hide.
 say "training in a third of that: --device-memory $((need / 3))"
 rm -rf out/demo
-./train_gpt "${model[@]}" --steps "${DEMO_STEPS:-3000}" --out out/demo --lr 2e-3 --warmup 50 \
+./train_gpt "${model[@]}" --steps "${DEMO_STEPS:-2000}" --out out/demo --lr 2e-3 --warmup 50 \
     --lr-final 0.1 --weight-decay 0.1 --val-every 250 --val-batches 40 --sample-every 500 \
     --sample-tokens 200 --device-memory $((need / 3)) --link-gb-per-s 0.5 \
     --timeline out/demo/timeline.svg --trace out/demo/trace.json
