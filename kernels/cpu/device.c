@@ -404,7 +404,9 @@ double device_sgemm_rate(struct device *dev, size_t n)
 void device_rest(struct device *dev)
 {
     (void)dev;
+#ifndef __clang__ // LLVM's would end the workers of all threads
     omp_pause_resource_all(omp_pause_hard);
+#endif
 }
 
 void device_close(struct device *dev)
