@@ -5,8 +5,8 @@
 // lanes' lists. The lists are short, so the choice is a walk through them.
 #include "hete/execute.h"
 #include "hete/step.h"
+#include "kernels/clock.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,20 +72,6 @@ struct executor {
     struct error error; // of the operation that failed first
 };
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void sleep_until(double s)
-{
-    struct timespec t = {.tv_sec = (time_t)s, .tv_nsec = (long)((s - (double)(time_t)s) * 1e9)};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) {
-    }
-}
-
 static uint64_t step_of(const struct executor *e, position at)
 {
     return at / e->graph->n_ops;
@@ -111,7 +97,7 @@ static struct record *record_of(const struct executor *e, position at)
 static void push(struct executor *e, position at, position cause)
 {
     struct lane_state *l = e->lane + e->graph->ops[op_of(e, at)].lane;
-    l->ready[l->n_ready++] = (struct ready){at, cause, now_s(), e->arrivals++};
+    l->ready[l->n_ready++] = (struct ready){at, cause, clock_s(), e->arrivals++};
     pthread_cond_signal(&l->work);
 }
 
@@ -132,7 +118,7 @@ static void finish(struct executor *e, struct lane_state *l, struct record recor
 {
     position at = l->running;
     struct flight *f = flight_of(e, step_of(e, at));
-    record.end = now_s();
+    record.end = clock_s();
     *record_of(e, at) = record;
     l->last = at;
     l->last_end = record.end;
@@ -204,7 +190,7 @@ static position next_compute(const struct executor *e, position at)
 static void dawdle(struct executor *e, struct lane_state *l)
 {
     if (e->config.chaos && draw(l, 3) == 0) {
-        sleep_until(now_s() + 1e-6 * (double)draw(l, 400));
+        clock_sleep_until(clock_s() + 1e-6 * (double)draw(l, 400));
     }
 }
 
@@ -222,9 +208,9 @@ static void keep_pace(double least, struct record *r)
 {
     double end = r->start + least;
     r->paced = end > r->start;
-    r->late = r->paced && now_s() > end;
+    r->late = r->paced && clock_s() > end;
     if (r->paced && !r->late) {
-        sleep_until(end);
+        clock_sleep_until(end);
     }
 }
 
@@ -240,7 +226,7 @@ static void run(struct executor *e, struct lane_state *l, struct ready r)
     pthread_mutex_unlock(&e->mutex);
     poison(e, op);
     dawdle(e, l);
-    record.start = now_s();
+    record.start = clock_s();
     int status = e->config.run(e->config.ctx, op, step, &err);
     keep_pace(least, &record);
     dawdle(e, l);
@@ -481,18 +467,18 @@ static int starved(struct executor *e, const struct flight *f, double seconds, s
 int execute_wait(struct executor *e, uint64_t step, struct error *err)
 {
     struct flight *f = flight_of(e, step);
-    double patience = e->config.watchdog_s > 0 ? e->config.watchdog_s : 300, since = now_s();
+    double patience = e->config.watchdog_s > 0 ? e->config.watchdog_s : 300, since = clock_s();
     int status = STATUS_OK;
     pthread_mutex_lock(&e->mutex);
     for (uint64_t progress = e->progress; f->left > 0 && !e->error.status && !status;) {
-        double until = now_s() + (patience < 1 ? patience : 1);
+        double until = clock_s() + (patience < 1 ? patience : 1);
         struct timespec t = {.tv_sec = (time_t)until,
                              .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
         pthread_cond_timedwait(&e->finished, &e->mutex, &t);
         if (e->progress != progress) {
             progress = e->progress;
-            since = now_s();
-        } else if (f->left > 0 && now_s() - since > patience) {
+            since = clock_s();
+        } else if (f->left > 0 && clock_s() - since > patience) {
             status = starved(e, f, patience, err);
         }
     }

@@ -8,6 +8,7 @@
 #include "hete/profile.h"
 #include "data/files.h"
 #include "hete/machine.h"
+#include "kernels/clock.h"
 #include "kernels/layers.h"
 
 #include <limits.h>
@@ -17,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <xxhash.h>
 
 #define ELEMS_MAX   ((size_t)4 << 20)
@@ -50,13 +50,6 @@ struct profile {
     char *params, *grads, *in, *out;
     float *master, *m, *v, *chunks;
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static size_t least(size_t a, size_t b)
 {
@@ -93,9 +86,9 @@ typedef void work_fn(struct profile *p, size_t arg);
 
 static double once(struct profile *p, work_fn *work, size_t arg)
 {
-    double start = now();
+    double start = clock_s();
     work(p, arg);
-    return now() - start;
+    return clock_s() - start;
 }
 
 // Seconds of one call. What takes long needs no warm-up to be told from noise, and gets none.

@@ -6,6 +6,7 @@
 //   device addresses   [ nobody can access ]       what device_arena hands out
 //        + lane_offset
 //   arena              [ read, write       ]       what functions of `layers` get
+#include "kernels/clock.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/layers.h"
 
@@ -17,7 +18,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #define VARIANT(isa)                                                                               \
@@ -282,20 +282,11 @@ void device_fill(struct device *dev, void *device_dst, int byte, size_t bytes)
 
 // ---- copies -------------------------------------------------------------------------------------
 
-static double now(void)
+static void sleep_exactly(double until)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void sleep_until(double seconds)
-{
-    int slack = prctl(PR_GET_TIMERSLACK); // by default a sleep may last 50 us too long
+    int slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1L);
-    time_t whole = (time_t)seconds;
-    struct timespec until = {whole, (long)((seconds - (double)whole) * 1e9)};
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+    clock_sleep_until(until);
     prctl(PR_SET_TIMERSLACK, (long)slack);
 }
 
@@ -307,7 +298,7 @@ static void wait_for_end(struct cpu *cpu, int direction)
     const double last_bit = 20e-6;
     for (;;) {
         pthread_mutex_lock(&cpu->link_lock);
-        double end = link_end(&cpu->link, direction), time = now();
+        double end = link_end(&cpu->link, direction), time = clock_s();
         bool over = end <= time;
         if (over) {
             link_advance(&cpu->link, time);
@@ -317,7 +308,7 @@ static void wait_for_end(struct cpu *cpu, int direction)
             return;
         }
         if (end - time > last_bit) {
-            sleep_until(end - last_bit);
+            sleep_exactly(end - last_bit);
         }
     }
 }
@@ -339,7 +330,7 @@ static void copy(struct device *dev, int direction, void *dst, const void *src, 
         atomic_fetch_add_explicit(&cpu->pageable_copies, 1, memory_order_relaxed);
     }
     pthread_mutex_lock(&cpu->link_lock);
-    link_begin(&cpu->link, direction, bytes, now());
+    link_begin(&cpu->link, direction, bytes, clock_s());
     pthread_mutex_unlock(&cpu->link_lock);
     memcpy(dst, src, bytes); // while the link's time passes
     wait_for_end(cpu, direction);
