@@ -18,6 +18,7 @@
 #include "hete/session.h"
 #include "hete/stream.h"
 #include "hete/watch.h"
+#include "kernels/clock.h"
 #include "kernels/gpt.h"
 
 #include <math.h>
@@ -69,13 +70,6 @@ struct run {
     int32_t *tokens, *targets; // of one step
     float *losses;             // of one micro-batch
 };
-
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 // ---- signals ------------------------------------------------------------------------------------
 
@@ -869,6 +863,16 @@ static int open_log(struct run *run, struct error *err)
 
 // ---- generating text ----------------------------------------------------------------------------
 
+// Validation and decoding run on the lanes too.
+static int check_lanes(struct run *run, struct error *err)
+{
+    if (session_error(run->session)->status) {
+        *err = *session_error(run->session);
+        run->damaged = true; // something was cut off
+    }
+    return session_error(run->session)->status;
+}
+
 static bool print_token(void *ctx, int32_t token)
 {
     const struct run *run = ctx;
@@ -955,6 +959,7 @@ static int sample(struct run *run, uint64_t seed, struct error *err)
         status = generate(run->session, &config, (const int32_t *)prompt.ids, prompt.n, print_token,
                           run, err);
         fputc('\n', run->say);
+        status = check_lanes(run, err) ? err->status : status;
     }
     free(prompt.ids);
     return status;
@@ -985,7 +990,7 @@ static int run_generate(struct run *run, struct error *err)
                                     .micro_batches = 1,
                                     .plan = &run->prepared.plan,
                                     .host = run->host,
-                                    .budget = run->prepared.problem.budget};
+                                    .pinned = run->prepared.problem.budget.pinned};
     if (open_session(run, &config, err) || load_model_file(run, err)) {
         return err->status;
     }
@@ -1026,6 +1031,9 @@ static int validate(struct run *run, struct error *err)
         }
         sum += loss_of_rows(run, n);
     }
+    if (check_lanes(run, err)) {
+        return err->status;
+    }
     return log_val(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
                    sum / (double)(rows * run->T), err);
 }
@@ -1051,6 +1059,7 @@ static int evaluate(struct run *run, struct error *err)
             memcpy(losses + r * T, run->losses, n * T * sizeof *losses);
         }
         right += evalset_choice(losses, mask, T) == label;
+        status = check_lanes(run, err);
     }
     free(tokens);
     free(targets);
@@ -1140,7 +1149,7 @@ static int start_step(struct run *run, struct error *err)
         .ctx = asked,
     };
     if (session_in_flight(run->session) == 0) {
-        run->finished_ms = now_ms();
+        run->finished_ms = 1e3 * clock_s();
     }
     if (next_batch(run, err)) {
         return err->status;
@@ -1156,12 +1165,10 @@ static int finish_step(struct run *run, struct error *err)
     const struct asked *asked = run->asked + run->step % 2;
     struct session_result r;
     session_finish(run->session, &r);
-    if (session_error(run->session)->status) {
-        *err = *session_error(run->session);
-        run->damaged = true; // a step was cut off somewhere
+    if (check_lanes(run, err)) {
         return err->status;
     }
-    double ms = now_ms() - run->finished_ms, tokens = (double)o->total_batch;
+    double ms = 1e3 * clock_s() - run->finished_ms, tokens = (double)o->total_batch;
     run->finished_ms += ms;
     run->updates += r.updated;
     if (asked->skip) {
@@ -1329,7 +1336,7 @@ static int run_training(struct run *run, struct error *err)
         .train = true,
         .plan = &run->prepared.plan,
         .host = run->host,
-        .budget = run->prepared.problem.budget,
+        .pinned = run->prepared.problem.budget.pinned,
         .chaos = (uint64_t)o->chaos,
         .pace = o->emulate[0] ? &run->prepared.costs : NULL,
         .lanes = run->planned,

@@ -97,8 +97,9 @@ static int no_memory(struct search *s, size_t ops)
 
 // Micro-batches that are written down. Steps of more of them are longer by as much for each further
 // one. Against all operations of up to 32 of them, in 16000 plans of all kinds on machines of all
-// kinds, that was right to 0.5% but for one plan, which was 4.5% off: its copies disturb each other
-// in a pattern of three micro-batches. With FEW 4: but for four plans, by up to 11%.
+// kinds, that was right to 0.5% but for two plans, 0.8% and 4.5% off: the copies of the latter
+// disturb each other in a pattern of three micro-batches. With FEW 4: but for four plans, by up to
+// 11%.
 enum { FEW = 5, ALL = 2 * FEW - 1 }; // up to so many all of them cost no more
 enum { STEPS = 3, FIRST = 1 };       // the period is exact from the second step on
 

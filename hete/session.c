@@ -190,10 +190,11 @@ bool session_measure(struct session *s, struct measured *out)
         if (op->kind == OP_HOST_ADAM) {
             elems = step_slice(&s->shape, &s->plan, op->unit, op->slice, &ignored);
             out->host_adam_params += (double)elems;
-            for (size_t step = 1; step < steps; step++) {
-                const struct timing *t = s->timings + step * s->step.n_ops + i;
-                out->host_adam_s += (t->end - t->start) / (double)(steps - 1);
-            }
+        }
+        bool adam = op->kind == OP_HOST_ADAM || op->kind == OP_HOST_SPECULATE;
+        for (size_t step = 1; adam && step < steps; step++) {
+            const struct timing *t = s->timings + step * s->step.n_ops + i;
+            out->host_adam_s += (t->end - t->start) / (double)(steps - 1);
         }
     }
     return true;
@@ -313,7 +314,7 @@ static int open_session(struct session *s, struct error *err)
 {
     const struct session_config *c = &s->config;
     size_t units = s->model->units;
-    size_t pinned = c->budget.pinned ? c->budget.pinned : SIZE_MAX;
+    size_t pinned = c->pinned ? c->pinned : SIZE_MAX;
     s->host_norms = calloc(units, sizeof *s->host_norms);
     s->host_logits = calloc(s->model->logits, dtype_bytes(s->dev->dtype));
     s->newest = calloc(units, sizeof *s->newest);

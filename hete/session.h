@@ -27,7 +27,7 @@ struct session_config {
     const struct plan *plan;  // NULL: plan_resident, updates held
     struct device *host;      // plain cpu device of the same dtype for the host lane; needed if the
                               // plan has an optimizer there
-    struct budget budget;     // of a plan that is given; 0: no limit
+    size_t pinned;            // bytes of pinned memory at most; 0: no limit
     uint64_t chaos;           // seed of execute.h's chaos; 0: none
     double watchdog_s;        // of execute.h; 0: its default
     const struct costs *pace; // operations of a training step last at least as long as this says;
@@ -35,8 +35,8 @@ struct session_config {
     bool lanes;               // also where nothing is to overlap: steps are timed
 };
 
-// STATUS_FAIL: no memory for the arenas, a batch beyond any machine's, a plan that is over its
-// budget (by how much), or a step that is not free of races.
+// STATUS_FAIL: no memory for the arenas, or more than the device has; a batch beyond any machine's;
+// a step that is not free of races. What the plan may take is the planner's to see to (plan_check).
 int session_open(struct session **out, struct device *dev, const struct model *model,
                  const struct session_config *config, struct error *err);
 void session_close(struct session *s);
@@ -46,7 +46,8 @@ void session_print_memory(const struct session *s, FILE *out);
 size_t session_arena_bytes(const struct session *s);
 
 // Once a lane has failed nothing runs any more and every call returns at once; this says why.
-// Its status is STATUS_OK while all is well.
+// Its status is STATUS_OK while all is well. A lane may still be at work then: a session that has
+// failed is not closed, the process ends.
 const struct error *session_error(const struct session *s);
 
 // State of the model, moved as fp32 whatever the device holds: elements [first, first+n) of a unit.

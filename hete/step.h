@@ -32,7 +32,7 @@ enum op_kind {
     OP_GRAD_OUT,          // copy out: a slice of a unit's gradient
     OP_ACCUMULATE,        // compute
     OP_NORM,              // compute: sum of squares of a unit's gradient
-    OP_CLIP,              // compute
+    OP_CLIP,              // compute; host, where no update waits for it
     OP_ADAM,              // compute
     OP_HOST_ACCUMULATE,   // host: a slice
     OP_HOST_NORM,         // host: a slice

@@ -27,20 +27,7 @@ static const struct tiny_shape usual_shape = {.layers = 3,
                                               .micro_batches = 1,
                                               .threads = 1};
 
-struct kind {
-    const char *name;
-    enum dtype dtype;
-    size_t micro_batches;
-};
-
-static const struct kind kinds[] = {
-    {"fp32", DTYPE_FP32, 1},
-    {"fp32, 3 micro-batches", DTYPE_FP32, 3},
-    {"bf16", DTYPE_BF16, 1},
-    {"bf16, 3 micro-batches", DTYPE_BF16, 3},
-};
-
-static struct tiny_shape shape_of(const struct kind *kind)
+static struct tiny_shape shape_of(const struct tiny_kind *kind)
 {
     struct tiny_shape shape = usual_shape;
     shape.dtype = kind->dtype;
@@ -169,7 +156,7 @@ static void step_gently(const struct tiny *t, uint64_t step, struct session_resu
 // and are what they are without offloading, in every bit.
 static void test_accumulation(void **state)
 {
-    const struct kind *kind = *state;
+    const struct tiny_kind *kind = *state;
     bool bf16 = kind->dtype == DTYPE_BF16;
     struct tiny_shape shape = shape_of(kind), wide = shape;
     shape.micro_batches = 3;
@@ -616,25 +603,32 @@ static void test_initial_values(void **state)
     tiny_close(&plain);
 }
 
+// Three steps, each with the result and the state of a session that offloads nothing.
+static void expect_like_plain(const struct tiny *t, const struct tiny_shape *shape)
+{
+    struct tiny plain;
+    open_plain(&plain, shape);
+    for (uint64_t s = 0; s < 3; s++) {
+        struct session_result a = step(t, s), b = step(&plain, s);
+        expect_same_result(&a, &b);
+        expect_same_state(t, &plain);
+    }
+    tiny_close(&plain);
+}
+
 static void test_recompute(void **state)
 {
     struct tiny_shape shape = shape_of(*state);
     for (size_t from = 1; from <= shape.layers; from++) { // recomputed: all, all but one, the last
         struct plan plan;
-        struct tiny t, plain;
+        struct tiny t;
         make_plan(&plan, RESIDENT, &shape);
         for (size_t u = from; u < plan.units; u++) {
             plan.unit[u].recompute = true;
         }
         open_planned(&t, &shape, &plan);
-        open_plain(&plain, &shape);
-        for (uint64_t s = 0; s < 3; s++) {
-            struct session_result a = step(&t, s), b = step(&plain, s);
-            expect_same_result(&a, &b);
-        }
-        expect_same_state(&t, &plain);
+        expect_like_plain(&t, &shape);
         tiny_close(&t);
-        tiny_close(&plain);
     }
 }
 
@@ -645,17 +639,11 @@ static void test_empty_host(void **state)
     struct tiny_shape shape = shape_of(*state);
     static const size_t plans[] = {RESIDENT, NO_BLOCKS};
     for (size_t i = 0; i < COUNT(plans); i++) {
-        struct tiny t, plain;
+        struct tiny t;
         open_case(&t, &shape, plans[i]);
-        open_plain(&plain, &shape);
         assert_non_null(t.s->lanes);
-        for (uint64_t s = 0; s < 3; s++) {
-            struct session_result a = step(&t, s), b = step(&plain, s);
-            expect_same_result(&a, &b);
-            expect_same_state(&t, &plain);
-        }
+        expect_like_plain(&t, &shape);
         tiny_close(&t);
-        tiny_close(&plain);
     }
 }
 
@@ -726,17 +714,18 @@ int main(int argc, char **argv)
         {"Megatron-LM #1842, prime-rl #3561, SkyRL #1403, DeepSpeed #562: state of another plan",
          test_state_moves, false},
     };
-    struct CMUnitTest tests[COUNT(per_kind) * COUNT(kinds)];
+    struct CMUnitTest tests[COUNT(per_kind) * TINY_KINDS];
     static char names[COUNT(tests)][160];
     size_t n = 0;
     for (size_t i = 0; i < COUNT(tests); i++) {
-        size_t t = i / COUNT(kinds), k = i % COUNT(kinds);
-        if (per_kind[t].once_per_dtype && kinds[k].micro_batches > 1) {
+        size_t t = i / TINY_KINDS, k = i % TINY_KINDS;
+        if (per_kind[t].once_per_dtype && tiny_kinds[k].micro_batches > 1) {
             continue;
         }
-        snprintf(names[n], sizeof names[n], "%s: %s", per_kind[t].name, kinds[k].name);
-        tests[n] = (struct CMUnitTest){
-            .name = names[n], .test_func = per_kind[t].run, .initial_state = (void *)(kinds + k)};
+        snprintf(names[n], sizeof names[n], "%s: %s", per_kind[t].name, tiny_kinds[k].name);
+        tests[n] = (struct CMUnitTest){.name = names[n],
+                                       .test_func = per_kind[t].run,
+                                       .initial_state = (void *)(tiny_kinds + k)};
         n++;
     }
     return _cmocka_run_group_tests("offload", tests, n, NULL, NULL);

@@ -36,21 +36,7 @@ static const struct session_update usual_update = {.lr = 1e-3,
                                                    .clip = 1,
                                                    .guard = true};
 
-// A kind of session that a test is repeated for.
-struct kind {
-    const char *name;
-    enum dtype dtype;
-    size_t micro_batches;
-};
-
-static const struct kind kinds[] = {
-    {"fp32", DTYPE_FP32, 1},
-    {"fp32, 3 micro-batches", DTYPE_FP32, 3},
-    {"bf16", DTYPE_BF16, 1},
-    {"bf16, 3 micro-batches", DTYPE_BF16, 3},
-};
-
-static void open_usual(struct tiny *t, const struct kind *kind)
+static void open_usual(struct tiny *t, const struct tiny_kind *kind)
 {
     struct tiny_shape shape = usual_shape;
     shape.dtype = kind->dtype;
@@ -131,7 +117,7 @@ static void same_with_any_threads(enum dtype dtype)
 // With either kind of matrix product.
 static void test_threads(void **state)
 {
-    const struct kind *kind = *state;
+    const struct tiny_kind *kind = *state;
     const char *asked = getenv("TRAIN_GPT_BLAS"), *const blas[] = {"own", "openblas"};
     char before[16];
     snprintf(before, sizeof before, "%s", asked ? asked : "");
@@ -260,7 +246,7 @@ static void run_two_steps(struct trace *trace, size_t k, enum dtype dtype)
 
 static void test_accumulation(void **state)
 {
-    const struct kind *kind = *state;
+    const struct tiny_kind *kind = *state;
     bool bf16 = kind->dtype == DTYPE_BF16;
     static const size_t splits[] = {2, 3, 6};
     struct trace whole, split;
@@ -938,7 +924,7 @@ static void test_ignored_row(void **state)
 // A session without training, whose boundaries share memory, gives the same bits.
 static void test_eval_session(void **state)
 {
-    const struct kind *kind = *state;
+    const struct tiny_kind *kind = *state;
     struct tiny_shape shape = usual_shape;
     struct tiny train, eval;
     uint64_t rng = test_seed();
@@ -1005,7 +991,7 @@ static void check_decode(const struct tiny *t, size_t B, size_t T, const int32_t
 
 static void test_decode(void **state)
 {
-    const struct kind *kind = *state;
+    const struct tiny_kind *kind = *state;
     struct tiny_shape shape = usual_shape;
     struct tiny t;
     uint64_t rng = test_seed();
@@ -1060,7 +1046,7 @@ static void test_head_rows(void **state)
 // the fp32 masters.
 static void test_state_moves(void **state)
 {
-    const struct kind *kind = *state;
+    const struct tiny_kind *kind = *state;
     struct session_update update = usual_update;
     struct session_result a, b;
     struct tiny first, second;
@@ -1448,17 +1434,18 @@ int main(int argc, char **argv)
         ONCE("llama.cpp #27648: too large is an error with the numbers", test_too_large),
         ONCE("random shapes: gradients, decoding, single rows", test_random_shapes),
     };
-    struct CMUnitTest tests[COUNT(per_kind) * COUNT(kinds) + COUNT(once)];
+    struct CMUnitTest tests[COUNT(per_kind) * TINY_KINDS + COUNT(once)];
     static char names[COUNT(tests)][128];
     size_t n = 0;
-    for (size_t i = 0; i < COUNT(per_kind) * COUNT(kinds); i++) {
-        size_t t = i / COUNT(kinds), k = i % COUNT(kinds);
-        if (per_kind[t].once_per_dtype && kinds[k].micro_batches > 1) {
+    for (size_t i = 0; i < COUNT(per_kind) * TINY_KINDS; i++) {
+        size_t t = i / TINY_KINDS, k = i % TINY_KINDS;
+        if (per_kind[t].once_per_dtype && tiny_kinds[k].micro_batches > 1) {
             continue;
         }
-        snprintf(names[n], sizeof names[n], "%s, %s", per_kind[t].name, kinds[k].name);
-        tests[n] = (struct CMUnitTest){
-            .name = names[n], .test_func = per_kind[t].run, .initial_state = (void *)(kinds + k)};
+        snprintf(names[n], sizeof names[n], "%s, %s", per_kind[t].name, tiny_kinds[k].name);
+        tests[n] = (struct CMUnitTest){.name = names[n],
+                                       .test_func = per_kind[t].run,
+                                       .initial_state = (void *)(tiny_kinds + k)};
         n++;
     }
     memcpy(tests + n, once, sizeof once);

@@ -52,6 +52,13 @@ uint64_t test_seed(void)
 
 // ---- sessions -----------------------------------------------------------------------------------
 
+const struct tiny_kind tiny_kinds[TINY_KINDS] = {
+    {"fp32", DTYPE_FP32, 1},
+    {"fp32, 3 micro-batches", DTYPE_FP32, 3},
+    {"bf16", DTYPE_BF16, 1},
+    {"bf16, 3 micro-batches", DTYPE_BF16, 3},
+};
+
 struct gpt_config tiny_config(const struct tiny_shape *shape)
 {
     return (struct gpt_config){.max_seq = shape->max_seq,
@@ -80,7 +87,7 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                      .train = !shape->eval,
                                      .plan = shape->plan,
                                      .chaos = shape->chaos,
-                                     .budget = {.pinned = shape->pinned},
+                                     .pinned = shape->pinned,
                                      .watchdog_s = 60};
     struct error err = {0};
     *t = (struct tiny){.tokens = shape->B * shape->T * shape->micro_batches,

@@ -21,6 +21,15 @@ struct tiny_shape {
     struct device_link link;
 };
 
+// What tests of sessions are repeated for.
+struct tiny_kind {
+    const char *name;
+    enum dtype dtype;
+    size_t micro_batches;
+};
+enum { TINY_KINDS = 4 };
+extern const struct tiny_kind tiny_kinds[TINY_KINDS];
+
 struct tiny {
     struct gpt gpt;
     struct device *dev, *host; // host: NULL without a plan
