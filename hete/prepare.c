@@ -221,6 +221,22 @@ static void slow_down(struct costs *c, double factor)
 
 // At least twice what an operation takes here, and as much again for the lanes that disturb it.
 #define SLOW_MOTION 4.0
+// No operation of the compute lane is paced to less: the system takes a core away for as long, now
+// and then. In slow motion only norms and the encoder are shorter.
+#define PACE_MIN 2e-3
+
+static void lengthen(struct costs *c)
+{
+    for (int u = 0; u < 2; u++) {
+        for (int call = 0; call < CALLS; call++) {
+            c->call[call][u] = fmax(c->call[call][u], c->call[call][u] > 0 ? PACE_MIN : 0);
+        }
+        c->accumulate[u] = fmax(c->accumulate[u], PACE_MIN);
+        c->norm[u] = fmax(c->norm[u], PACE_MIN);
+        c->adam[u] = fmax(c->adam[u], PACE_MIN);
+    }
+    c->clip = fmax(c->clip, PACE_MIN);
+}
 
 static int emulate(struct context *x, size_t B, struct error *err)
 {
@@ -233,6 +249,7 @@ static int emulate(struct context *x, size_t B, struct error *err)
     }
     double factor = SLOW_MOTION * slowest(&here, there);
     slow_down(there, factor);
+    lengthen(there);
     x->out->slow_motion = factor / (double)(x->out->miniature * x->out->miniature);
     x->out->device.link = x->config->link_gb_per_s > 0 ? link : there->link;
     return STATUS_OK;

@@ -25,7 +25,9 @@
 #define COPY_MAX    ((size_t)64 << 20)
 #define TINY_COPY   ((size_t)64)
 #define SLICES      ((size_t)4) // into which host work is usually cut
-#define TRIES_MAX   7
+#define TRIES_MIN   7
+#define TRIES_MAX   63
+#define ENOUGH      0.01 // seconds of tries: what is short is tried more often than TRIES_MIN
 #define SECONDS_MIN 1e-9 // nothing takes no time
 #define LONG        0.1  // seconds of a call that is not repeated
 
@@ -91,18 +93,21 @@ static double once(struct profile *p, work_fn *work, size_t arg)
     return clock_s() - start;
 }
 
-// Seconds of one call. What takes long needs no warm-up to be told from noise, and gets none.
+// Seconds of one call. What takes long needs no warm-up to be told from noise, and gets none; what
+// is short is lost in the time that sleeping threads take to come, and is tried until they are
+// awake.
 static double measure(struct profile *p, work_fn *work, size_t arg)
 {
-    double times[TRIES_MAX], first = once(p, work, arg);
-    size_t tries = first > 0.02 ? 3 : TRIES_MAX;
+    double times[TRIES_MAX], spent = 0, first = once(p, work, arg);
+    size_t n = 0, tries = first > 0.02 ? 3 : TRIES_MIN;
     if (first > LONG) {
         return first;
     }
-    for (size_t i = 0; i < tries; i++) {
-        times[i] = once(p, work, arg);
+    while (n < tries || (n < TRIES_MAX && spent < ENOUGH)) {
+        times[n] = once(p, work, arg);
+        spent += times[n++];
     }
-    return median(times, tries);
+    return median(times, n);
 }
 
 // ---- memory -------------------------------------------------------------------------------------
