@@ -1,9 +1,10 @@
 # Builds ./train_gpt and ./tokenize, and runs everything around them: `make help`.
 #
 # Variables: CC=gcc|clang, OPT=-O0..-O3, SAN=address|thread, JOBS=compilers at once, V=1 to see the
-# commands. Each combination has a build folder of its own (build, build-clang-O0, build-address,
-# ...), BUILD=... names another. The programs lie in the working folder for the default build, else
-# in BUILD.
+# commands. CUDA=1|0: with the cuda device or without (default: with it where nvcc and a GPU are);
+# CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. Each combination
+# has a build folder of its own (build, build-clang-O0, build-cuda, build-address, ...), BUILD=...
+# names another. The programs lie in the working folder for build and build-cuda, else in BUILD.
 
 ifeq ($(origin CC),default)
 CC      = gcc
@@ -16,8 +17,12 @@ MAKEFLAGS += -j$(JOBS)
 endif
 Q       = $(if $(V),,@)
 COMPILER = $(filter-out gcc,$(notdir $(CC)))
-BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)
-BIN     = $(if $(filter build,$(BUILD)),.,$(BUILD))
+NVCC_FOUND := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC_FOUND)))
+CUDA       := $(if $(NVCC_FOUND),$(if $(shell nvidia-smi -L 2>/dev/null),1,0),0)
+USE_CUDA    = $(filter-out 0,$(CUDA))
+BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)$(USE_CUDA:%=-cuda$(filter-out 1,$(CUDA)))
+BIN     = $(if $(filter build build-cuda,$(BUILD)),.,$(BUILD))
 
 # Never -ffast-math or -Ofast: they delete the NaN checks. No contraction: an a*b+c must give the
 # same bits in every ISA; where a fused multiply-add is wanted it is written out.
@@ -25,9 +30,12 @@ comma   = ,
 SANS    = $(if $(SAN),-fsanitize=$(SAN)$(if $(filter address,$(SAN)),$(comma)undefined) \
           -fno-sanitize-recover=all -fno-omit-frame-pointer)
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -g $(OPT) -fno-math-errno -fno-trapping-math \
-          -ffp-contract=off -fopenmp -Wall -Wextra -Werror $(SANS)
+          -ffp-contract=off -fopenmp -Wall -Wextra -Werror $(SANS) \
+          $(if $(USE_CUDA),-DUSE_CUDA -isystem $(CUDA_HOME)/include)
 LDFLAGS = -fopenmp $(SANS)
-LDLIBS  = -lpcre2-8 -ljansson -lxxhash -ldl -lm -lpthread
+LDLIBS  = -lpcre2-8 -ljansson -lxxhash -ldl -lm -lpthread $(CUDA_LIBS_$(CUDA))
+CUDA_LIBS_1   = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
+CUDA_LIBS_sim = -lstdc++
 
 # Every file of kernels/cpu/ops is compiled once per (dtype, ISA); kernels/cpu/device.c picks the
 # variant at run time. No other object holds AVX instructions.
@@ -39,13 +47,33 @@ ISA_avx512  = -march=x86-64-v4 -DVEC_BYTES=64 -mprefer-vector-width=512
 DTYPE_fp32  =
 DTYPE_bf16  = -DUSE_BF16
 
+# Every file of kernels/cuda is compiled once per dtype, but for what is of the device as a whole.
+# nvcc: code for sm_80 and sm_90, and PTX of the latter for what comes after them. g++, for tests:
+# the same files with shim.h around them, and every access instrumented (test/cuda/sim.h).
+NVCC      = $(NVCC_FOUND)
+NVCCFLAGS = -std=c++17 -O3 -I. -lineinfo --threads 2 -Xcompiler -Wall,-Wextra,-fno-strict-aliasing \
+            -Werror all-warnings -gencode arch=compute_80,code=sm_80 \
+            -gencode arch=compute_90,code=[sm_90,compute_90]
+SIMFLAGS  = -std=c++17 -g -O1 -I. -isystem $(CUDA_HOME)/include -x c++ -include test/cuda/shim.h \
+            -fsanitize=thread -fno-strict-aliasing -fno-math-errno -ffp-contract=off -Wall -Wextra \
+            -Wno-unknown-pragmas -Werror
+CUDA_DEVICE = kernels/cuda/device.c
+CUDA_OPS_C  = $(filter-out $(CUDA_DEVICE),$(wildcard kernels/cuda/*.c))
+CUDA_OPS_CU = $(wildcard kernels/cuda/*.cu)
+CUDA_OBJ_1  = $(CUDA_DEVICE:%.c=$(BUILD)/%.o) \
+              $(foreach d,$(DTYPES),$(CUDA_OPS_C:kernels/cuda/%.c=$(BUILD)/cuda-$d/%.o) \
+                                    $(CUDA_OPS_CU:kernels/cuda/%.cu=$(BUILD)/cuda-$d/%.o))
+CUDA_OBJ_sim = $(CUDA_OBJ_1) $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/cuda/test_%,\
+                                                          $(wildcard test/cuda/*.c)))
+
 PROGRAMS  = train_gpt tokenize
 MAINS     = train_gpt.c data/tokenize.c
 OPS       = $(wildcard kernels/cpu/ops/*.c)
 LIB       = $(filter-out $(MAINS),$(wildcard kernels/*.c kernels/cpu/*.c hete/*.c data/*.c))
 LIB_OBJ   = $(LIB:%.c=$(BUILD)/%.o) \
             $(foreach d,$(DTYPES),$(foreach i,$(ISAS),\
-                $(OPS:kernels/cpu/ops/%.c=$(BUILD)/ops-$d-$i/%.o)))
+                $(OPS:kernels/cpu/ops/%.c=$(BUILD)/ops-$d-$i/%.o))) $(CUDA_OBJ_$(CUDA))
+SIM_TESTS = $(patsubst %.c,$(BUILD)/%,$(wildcard test/cuda/test_*.c))
 TESTS     = $(patsubst %.c,$(BUILD)/%,$(wildcard test/test_*.c))
 TEST_OBJ  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%,$(wildcard test/*.c)))
 FUZZERS   = $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
@@ -105,15 +133,27 @@ run-fuzzers: $(FUZZERS)
 	        $(BUILD)/$$fuzzer.log; \
 	done
 
-$(BIN)/train_gpt: $(BUILD)/train_gpt.o $(LIB_OBJ)
+# The programs in the working folder come from one of two builds.
+build/linked: FORCE
+	@mkdir -p $(@D)
+	@echo $(BUILD) | cmp -s - $@ || echo $(BUILD) >$@
+
+$(BIN)/train_gpt: $(BUILD)/train_gpt.o $(LIB_OBJ) $(if $(filter .,$(BIN)),build/linked)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
-$(BIN)/tokenize: $(BUILD)/data/tokenize.o $(LIB_OBJ)
+$(BIN)/tokenize: $(BUILD)/data/tokenize.o $(LIB_OBJ) $(if $(filter .,$(BIN)),build/linked)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
 $(TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
+
+# Tests that need the CPU runtime: `make CUDA=sim sim-tests`.
+.PHONY: sim-tests
+sim-tests: $(SIM_TESTS) $(BIN)/train_gpt
+$(SIM_TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
 
@@ -128,8 +168,8 @@ $(FUZZERS): %: %.o $(filter $(BUILD)/data/%,$(LIB_OBJ))
 # Changes only when a flag or the compiler does; every object depends on it.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
-	@{ $(CC) --version | head -n 1; echo '$(CFLAGS) $(LDFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_avx512)'; \
-	} >$@.new
+	@{ $(CC) --version | head -n 1; echo '$(CFLAGS) $(LDFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_avx512) \
+	    $(if $(USE_CUDA),$(NVCC) $(NVCCFLAGS) $(SIMFLAGS))'; } >$@.new
 	@cmp -s $@.new $@ || scripts/install_deps.sh --check
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
@@ -146,6 +186,20 @@ $(BUILD)/ops-$1-$2/%.o: kernels/cpu/ops/%.c $(BUILD)/flags
 	    -c $$< -o $$@
 endef
 $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
+
+CU_COMPILER_1   = $(NVCC) $(NVCCFLAGS)
+CU_COMPILER_sim = g++ $(SIMFLAGS)
+define CUDA_VARIANT
+$(BUILD)/cuda-$1/%.o: kernels/cuda/%.c $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo '  CC  $$@'
+	$$(Q)$$(CC) $$(CFLAGS) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
+$(BUILD)/cuda-$1/%.o: kernels/cuda/%.cu $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo '  CU  $$@'
+	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
+endef
+$(foreach d,$(DTYPES),$(eval $(call CUDA_VARIANT,$d)))
 
 .SECONDARY:
 .DELETE_ON_ERROR:

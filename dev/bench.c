@@ -66,7 +66,7 @@ static double blas_rate(struct device *dev, const float *a, const float *b, floa
         openblas = blas_open(isa, name, sizeof name, why, sizeof why);
     }
     if (!openblas) {
-        return device_sgemm_rate(dev, m);
+        return device_matmul_rate(dev, m);
     }
     blas_set_threads(dev->threads);
     double start = now();

@@ -547,7 +547,7 @@ static int measure_all(struct profile *p, struct costs *costs, struct error *err
     measure_calls(p, costs);
     fill_for_optimizer(p);
     measure_device_optimizer(p, costs);
-    costs->peak_flops = device_sgemm_rate(p->dev, 1024);
+    costs->peak_flops = device_matmul_rate(p->dev, 1024);
     if (measure_link(p, costs, err)) {
         return err->status;
     }

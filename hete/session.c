@@ -280,7 +280,7 @@ static bool needs_lanes(const struct session *s)
     for (size_t u = 0; u < s->model->units; u++) {
         any_host |= on_host(s, u);
     }
-    return any_host || s->dev->emulated || s->config.chaos || s->config.pace || s->config.lanes;
+    return any_host || s->dev->separate || s->config.chaos || s->config.pace || s->config.lanes;
 }
 
 static int open_lanes(struct session *s, struct error *err)

@@ -90,7 +90,7 @@ static void host_access_dies(void **state)
     (void)state;
     struct device *dev = open_device(MEMORY, NULL);
     char *arena = arena_of(dev, MEMORY);
-    assert_true(dev->emulated && dev->lane_offset != 0);
+    assert_true(dev->separate && dev->lane_offset != 0);
     size_t at[] = {0, 12345, MEMORY - 1};
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(signal_of_access(arena + at[i], false), SIGSEGV);
@@ -105,7 +105,7 @@ static void plain_device_is_host_memory(void **state)
     (void)state;
     struct device *dev = open_device(0, &(struct device_link){.latency_s = 1, .in = 1, .out = 1});
     char *arena = arena_of(dev, MEMORY);
-    assert_true(!dev->emulated && dev->lane_offset == 0 && dev->memory == SIZE_MAX);
+    assert_true(!dev->separate && dev->lane_offset == 0 && dev->memory == SIZE_MAX);
     assert_true(all_zero(arena, MEMORY));
     struct device_link link;
     device_get_link(dev, &link);

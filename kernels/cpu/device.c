@@ -8,6 +8,7 @@
 //   arena              [ read, write       ]       what functions of `layers` get
 #include "kernels/clock.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/driver.h"
 #include "kernels/layers.h"
 
 #include <errno.h>
@@ -138,7 +139,7 @@ static int choose_sgemm(struct cpu *cpu, enum isa isa, char *name, size_t size, 
 static void emulate(struct cpu *cpu, const struct device_config *config)
 {
     struct device *dev = &cpu->base;
-    dev->emulated = true;
+    dev->separate = true;
     dev->memory = config->memory;
     cpu->link.speed = config->link;
     pthread_mutex_init(&cpu->link_lock, NULL);
@@ -146,56 +147,6 @@ static void emulate(struct cpu *cpu, const struct device_config *config)
     double mib = (double)config->memory / (1 << 20);
     snprintf(dev->summary + n, sizeof dev->summary - n, ", emulating a device of %.*g MiB",
              mib < 100 ? 3 : 15, mib < 100 ? mib : round(mib));
-}
-
-int device_open(struct device **out, const struct device_config *config, struct error *err)
-{
-    if (strcmp(config->kind, "auto") != 0 && strcmp(config->kind, "cpu") != 0) {
-        return error_set(err, STATUS_USAGE, "--device %s: this build has auto, cpu", config->kind);
-    }
-    enum isa isa;
-    if (isa_choose(&isa, err)) {
-        return err->status;
-    }
-    struct cpu *cpu = calloc(1, sizeof *cpu);
-    if (!cpu) {
-        return error_set(err, STATUS_FAIL, "no memory for the cpu device");
-    }
-    struct device *dev = &cpu->base;
-    dev->kind = "cpu";
-    dev->dtype = config->dtype;
-    dev->memory = SIZE_MAX;
-    dev->layers = cpu_layers(config->dtype, isa);
-    dev->isa = isa_name(isa);
-    choose_threads(dev, config->threads);
-    char blas[96], processor[96];
-    if (choose_sgemm(cpu, isa, blas, sizeof blas, err)) {
-        free(cpu);
-        return err->status;
-    }
-    processor_name(processor, sizeof processor);
-    snprintf(dev->summary, sizeof dev->summary, "cpu: %s, %s, %s, %d thread%s", processor,
-             isa_name(isa), blas, dev->threads, dev->threads == 1 ? "" : "s");
-
-    size_t floats = attention_scratch(config->max_seq, config->head_size);
-    floats = floats > MATMUL_SCRATCH ? floats : MATMUL_SCRATCH;
-    floats = floats > config->padded_vocab ? floats : config->padded_vocab;
-    cpu->scratch_floats = device_round(floats * sizeof(float)) / sizeof(float);
-    dev->workspace_bytes =
-        (cpu->scratch_floats * (size_t)dev->threads + MATMUL_PARTIALS) * sizeof(float);
-    cpu->scratch = map(dev->workspace_bytes);
-    if (!cpu->scratch) {
-        int e = error_set(err, STATUS_FAIL, "no memory for %d x %zu bytes of thread scratch: %s",
-                          dev->threads, cpu->scratch_floats * sizeof(float), strerror(errno));
-        free(cpu);
-        return e;
-    }
-    cpu->partials = cpu->scratch + cpu->scratch_floats * (size_t)dev->threads;
-    if (config->memory) {
-        emulate(cpu, config);
-    }
-    *out = dev;
-    return STATUS_OK;
 }
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -208,7 +159,7 @@ static int no_memory(struct error *err, const char *what, size_t bytes)
                      what, bytes, strerror(errno));
 }
 
-int device_arena(struct device *dev, size_t bytes, void **base, struct error *err)
+static int cpu_arena(struct device *dev, size_t bytes, void **base, struct error *err)
 {
     struct cpu *cpu = cpu_of(dev);
     if (cpu->arena) {
@@ -225,7 +176,7 @@ int device_arena(struct device *dev, size_t bytes, void **base, struct error *er
     if (!arena) {
         return no_memory(err, "a device arena", bytes);
     }
-    if (dev->emulated) {
+    if (dev->separate) {
         addresses =
             mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (addresses == MAP_FAILED) {
@@ -238,11 +189,12 @@ int device_arena(struct device *dev, size_t bytes, void **base, struct error *er
     cpu->arena = arena;
     cpu->addresses = addresses;
     cpu->arena_bytes = bytes;
-    *base = dev->emulated ? addresses : arena;
+    *base = dev->separate ? addresses : arena;
     return STATUS_OK;
 }
 
-int device_host_arena(struct device *dev, size_t bytes, bool pinned, void **base, struct error *err)
+static int cpu_host_arena(struct device *dev, size_t bytes, bool pinned, void **base,
+                          struct error *err)
 {
     struct cpu *cpu = cpu_of(dev);
     const char *kind = pinned ? "pinned" : "pageable";
@@ -265,17 +217,17 @@ static void *real(struct device *dev, const void *address)
     return (char *)address + dev->lane_offset;
 }
 
-void device_peek(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
+static void cpu_peek(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
 {
     memcpy(host_dst, real(dev, device_src), bytes);
 }
 
-void device_poke(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
+static void cpu_poke(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
 {
     memcpy(real(dev, device_dst), host_src, bytes);
 }
 
-void device_fill(struct device *dev, void *device_dst, int byte, size_t bytes)
+static void cpu_fill(struct device *dev, void *device_dst, int byte, size_t bytes)
 {
     memset(real(dev, device_dst), byte, bytes);
 }
@@ -322,7 +274,7 @@ static void copy(struct device *dev, int direction, void *dst, const void *src, 
                  size_t bytes)
 {
     struct cpu *cpu = cpu_of(dev);
-    if (!dev->emulated) {
+    if (!dev->separate) {
         memcpy(dst, src, bytes);
         return;
     }
@@ -336,36 +288,36 @@ static void copy(struct device *dev, int direction, void *dst, const void *src, 
     wait_for_end(cpu, direction);
 }
 
-void device_copy_in(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
+static void cpu_copy_in(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
 {
     copy(dev, LINK_IN, real(dev, device_dst), host_src, host_src, bytes);
 }
 
-void device_copy_out(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
+static void cpu_copy_out(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
 {
     copy(dev, LINK_OUT, host_dst, real(dev, device_src), host_dst, bytes);
 }
 
-void device_set_link(struct device *dev, const struct device_link *link)
+static void cpu_set_link(struct device *dev, const struct device_link *link)
 {
-    if (dev->emulated) {
+    if (dev->separate) {
         cpu_of(dev)->link.speed = *link;
     }
 }
 
-void device_get_link(const struct device *dev, struct device_link *link)
+static void cpu_get_link(const struct device *dev, struct device_link *link)
 {
     *link = ((const struct cpu *)dev)->link.speed;
 }
 
-uint64_t device_pageable_copies(const struct device *dev)
+static uint64_t cpu_pageable_copies(const struct device *dev)
 {
     return ((const struct cpu *)dev)->pageable_copies;
 }
 
 // ---- rates --------------------------------------------------------------------------------------
 
-double device_sgemm_rate(struct device *dev, size_t n)
+static double cpu_matmul_rate(struct device *dev, size_t n)
 {
     struct cpu *cpu = cpu_of(dev);
     size_t bytes = n * n * sizeof(float);
@@ -392,7 +344,7 @@ double device_sgemm_rate(struct device *dev, size_t n)
     return best;
 }
 
-void device_rest(struct device *dev)
+static void cpu_rest(struct device *dev)
 {
     (void)dev;
 #ifndef __clang__ // LLVM's would end the workers of all threads
@@ -400,7 +352,7 @@ void device_rest(struct device *dev)
 #endif
 }
 
-void device_close(struct device *dev)
+static void cpu_close(struct device *dev)
 {
     struct cpu *cpu = cpu_of(dev);
     unmap(cpu->scratch, dev->workspace_bytes);
@@ -408,8 +360,74 @@ void device_close(struct device *dev)
     unmap(cpu->addresses, cpu->arena_bytes);
     unmap(cpu->host[0], cpu->host_bytes[0]);
     unmap(cpu->host[1], cpu->host_bytes[1]);
-    if (dev->emulated) {
+    if (dev->separate) {
         pthread_mutex_destroy(&cpu->link_lock);
     }
     free(cpu);
+}
+
+// ---- opening ------------------------------------------------------------------------------------
+
+static const struct device_driver driver = {
+    .arena = cpu_arena,
+    .host_arena = cpu_host_arena,
+    .copy_in = cpu_copy_in,
+    .copy_out = cpu_copy_out,
+    .peek = cpu_peek,
+    .poke = cpu_poke,
+    .fill = cpu_fill,
+    .pageable_copies = cpu_pageable_copies,
+    .matmul_rate = cpu_matmul_rate,
+    .close = cpu_close,
+    .set_link = cpu_set_link,
+    .get_link = cpu_get_link,
+    .rest = cpu_rest,
+};
+
+int cpu_open(struct device **out, const struct device_config *config, struct error *err)
+{
+    enum isa isa;
+    if (isa_choose(&isa, err)) {
+        return err->status;
+    }
+    struct cpu *cpu = calloc(1, sizeof *cpu);
+    if (!cpu) {
+        return error_set(err, STATUS_FAIL, "no memory for the cpu device");
+    }
+    struct device *dev = &cpu->base;
+    dev->kind = "cpu";
+    dev->driver = &driver;
+    dev->dtype = config->dtype;
+    dev->memory = SIZE_MAX;
+    dev->layers = cpu_layers(config->dtype, isa);
+    dev->isa = isa_name(isa);
+    choose_threads(dev, config->threads);
+    char blas[96], processor[96];
+    if (choose_sgemm(cpu, isa, blas, sizeof blas, err)) {
+        free(cpu);
+        return err->status;
+    }
+    processor_name(processor, sizeof processor);
+    snprintf(dev->summary, sizeof dev->summary, "cpu: %s, %s, %s, %d thread%s", processor,
+             isa_name(isa), blas, dev->threads, dev->threads == 1 ? "" : "s");
+
+    size_t floats = attention_scratch(config->max_seq, config->head_size);
+    floats = floats > MATMUL_SCRATCH ? floats : MATMUL_SCRATCH;
+    floats = floats > config->padded_vocab ? floats : config->padded_vocab;
+    cpu->scratch_floats = device_round(floats * sizeof(float)) / sizeof(float);
+    dev->workspace_bytes =
+        (cpu->scratch_floats * (size_t)dev->threads + MATMUL_PARTIALS) * sizeof(float);
+    cpu->scratch = map(dev->workspace_bytes);
+    if (!cpu->scratch) {
+        int e = error_set(err, STATUS_FAIL, "no memory for %d x %zu bytes of thread scratch: %s",
+                          dev->threads, cpu->scratch_floats * sizeof(float), strerror(errno));
+        free(cpu);
+        return e;
+    }
+    cpu->partials = cpu->scratch + cpu->scratch_floats * (size_t)dev->threads;
+    if (config->memory) {
+        emulate(cpu, config);
+    }
+    *out = dev;
+    return STATUS_OK;
 }

@@ -1,0 +1,71 @@
+// cuda.h - inside the cuda device: what its operations need to know of it. Only kernels/cuda
+// includes this, from C and from CUDA C.
+//
+// Exactly one thread calls the CUDA API. Functions of `layers` queue their kernels on the stream of
+// the lane that device_begin has chosen (the compute lane, unless told otherwise) and return.
+// Nothing that they do may wait for the device.
+#ifndef KERNELS_CUDA_CUDA_H
+#define KERNELS_CUDA_CUDA_H
+
+#include "kernels/device.h"
+#include "kernels/layers.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Device memory of the device's own, behind the arena in the same allocation.
+#define CUDA_LT_BYTES      ((size_t)32 << 20) // cuBLASLt's workspace: of one size, whatever the plan
+#define CUDA_SCRATCH_BYTES ((size_t)16 << 20) // partial sums of kernels of the compute lane
+
+struct lt_cache; // matmul.c
+
+struct cuda {
+    struct device base; // first member
+    cudaStream_t stream[DEVICE_LANES], current;
+    cublasLtHandle_t lt;
+    struct lt_cache *plans; // of matrix products, by shape
+    char *arena;            // arena_bytes, then cuBLASLt's workspace, then scratch
+    size_t arena_bytes;
+    void *lt_workspace;
+    float *scratch;
+    void *host[2]; // pageable, pinned
+    size_t host_bytes[2];
+    cudaEvent_t *marks, origin;
+    double origin_s; // clock_s() at `origin`
+    size_t n_marks;
+    uint64_t pageable_copies;
+    int multiprocessors;
+    struct error error; // the first one; nothing is queued after it
+};
+
+static inline struct cuda *cuda_of(struct device *dev)
+{
+    return (struct cuda *)dev;
+}
+
+static inline cudaStream_t cuda_stream(struct device *dev)
+{
+    return cuda_of(dev)->current;
+}
+
+// False, and the device's error says which call failed and how, if code is not cudaSuccess.
+bool cuda_ok(struct device *dev, const char *call, cudaError_t code);
+// The same after a launch.
+bool cuda_launched(struct device *dev, const char *kernel);
+// The same for any library: what it says of its code.
+void cuda_fail(struct device *dev, const char *call, const char *why);
+
+// Matrix products' plans (matmul.c). Opened with the device.
+int lt_open(struct cuda *cuda, struct error *err);
+void lt_close(struct cuda *cuda);
+
+extern const struct layers layers_cuda_fp32, layers_cuda_bf16;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,149 @@
+// device.c - opens a device of the kind that is asked for, and passes the calls of device.h on.
+#include "kernels/driver.h"
+
+#include <string.h>
+
+#ifdef USE_CUDA
+#define KINDS "auto, cpu, cuda"
+#else
+#define KINDS "auto, cpu"
+#endif
+
+int device_open(struct device **out, const struct device_config *config, struct error *err)
+{
+    bool any = strcmp(config->kind, "auto") == 0;
+    if (strcmp(config->kind, "cpu") == 0) {
+        return cpu_open(out, config, err);
+    }
+#ifdef USE_CUDA
+    if (!any && strcmp(config->kind, "cuda") == 0) {
+        return cuda_open(out, config, err);
+    }
+#endif
+    if (any) {
+        return cpu_open(out, config, err);
+    }
+    return error_set(err, STATUS_USAGE, "--device %s: this build has " KINDS, config->kind);
+}
+
+int device_arena(struct device *dev, size_t bytes, void **base, struct error *err)
+{
+    return dev->driver->arena(dev, bytes, base, err);
+}
+
+int device_host_arena(struct device *dev, size_t bytes, bool pinned, void **base, struct error *err)
+{
+    return dev->driver->host_arena(dev, bytes, pinned, base, err);
+}
+
+void device_copy_in(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
+{
+    dev->driver->copy_in(dev, device_dst, host_src, bytes);
+}
+
+void device_copy_out(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
+{
+    dev->driver->copy_out(dev, host_dst, device_src, bytes);
+}
+
+void device_peek(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
+{
+    dev->driver->peek(dev, host_dst, device_src, bytes);
+}
+
+void device_poke(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
+{
+    dev->driver->poke(dev, device_dst, host_src, bytes);
+}
+
+void device_fill(struct device *dev, void *device_dst, int byte, size_t bytes)
+{
+    dev->driver->fill(dev, device_dst, byte, bytes);
+}
+
+uint64_t device_pageable_copies(const struct device *dev)
+{
+    return dev->driver->pageable_copies(dev);
+}
+
+double device_matmul_rate(struct device *dev, size_t n)
+{
+    return dev->driver->matmul_rate(dev, n);
+}
+
+void device_close(struct device *dev)
+{
+    dev->driver->close(dev);
+}
+
+// ---- what not every device does -----------------------------------------------------------------
+
+void device_set_link(struct device *dev, const struct device_link *link)
+{
+    if (dev->driver->set_link) {
+        dev->driver->set_link(dev, link);
+    }
+}
+
+void device_get_link(const struct device *dev, struct device_link *link)
+{
+    *link = (struct device_link){0};
+    if (dev->driver->get_link) {
+        dev->driver->get_link(dev, link);
+    }
+}
+
+void device_rest(struct device *dev)
+{
+    if (dev->driver->rest) {
+        dev->driver->rest(dev);
+    }
+}
+
+void device_begin(struct device *dev, enum device_lane lane, const char *label)
+{
+    if (dev->queues) {
+        dev->driver->begin(dev, lane, label);
+    }
+}
+
+void device_end(struct device *dev, enum device_lane lane, size_t mark)
+{
+    if (dev->queues) {
+        dev->driver->end(dev, lane, mark);
+    }
+}
+
+int device_marks(struct device *dev, size_t n, struct error *err)
+{
+    return dev->queues ? dev->driver->marks(dev, n, err) : STATUS_OK;
+}
+
+void device_await(struct device *dev, enum device_lane lane, size_t mark)
+{
+    if (dev->queues) {
+        dev->driver->await(dev, lane, mark);
+    }
+}
+
+bool device_passed(struct device *dev, size_t mark)
+{
+    return !dev->queues || dev->driver->passed(dev, mark);
+}
+
+double device_passed_s(struct device *dev, size_t mark)
+{
+    return dev->driver->passed_s(dev, mark);
+}
+
+void device_sync(struct device *dev)
+{
+    if (dev->queues) {
+        dev->driver->sync(dev);
+    }
+}
+
+int device_status(struct device *dev, struct error *err)
+{
+    return dev->queues ? dev->driver->status(dev, err) : STATUS_OK;
+}
