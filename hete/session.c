@@ -280,13 +280,15 @@ static bool needs_lanes(const struct session *s)
     for (size_t u = 0; u < s->model->units; u++) {
         any_host |= on_host(s, u);
     }
-    return any_host || s->dev->separate || s->config.chaos || s->config.pace || s->config.lanes;
+    return any_host || s->dev->separate || s->dev->queues || s->config.chaos || s->config.pace ||
+           s->config.lanes;
 }
 
 static int open_lanes(struct session *s, struct error *err)
 {
     struct execute_config lanes = {.run = run_op,
                                    .ctx = s,
+                                   .device = s->dev->queues ? s->dev : NULL,
                                    .watchdog_s = s->config.watchdog_s,
                                    .chaos = s->config.chaos,
                                    .poison = poison};

@@ -2,6 +2,7 @@
 #include "kernels/driver.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 #ifdef USE_CUDA
 #define KINDS "auto, cpu, cuda"
@@ -24,6 +25,23 @@ int device_open(struct device **out, const struct device_config *config, struct 
         return cpu_open(out, config, err);
     }
     return error_set(err, STATUS_USAGE, "--device %s: this build has " KINDS, config->kind);
+}
+
+void *host_map(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        return NULL;
+    }
+    madvise(p, bytes, MADV_HUGEPAGE); // advice only: fewer page faults and TLB misses
+    return p;
+}
+
+void host_unmap(void *p, size_t bytes)
+{
+    if (p) {
+        munmap(p, bytes);
+    }
 }
 
 int device_arena(struct device *dev, size_t bytes, void **base, struct error *err)

@@ -34,4 +34,8 @@ struct device_driver {
 int cpu_open(struct device **out, const struct device_config *config, struct error *err);
 int cuda_open(struct device **out, const struct device_config *config, struct error *err);
 
+// Zero-filled host memory that a device's arena of some gigabytes is well served by; NULL: none.
+void *host_map(size_t bytes);
+void host_unmap(void *p, size_t bytes);
+
 #endif

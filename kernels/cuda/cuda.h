@@ -34,9 +34,11 @@ struct cuda {
     float *scratch;
     void *host[2]; // pageable, pinned
     size_t host_bytes[2];
-    cudaEvent_t *marks, origin;
-    double origin_s; // clock_s() at `origin`
+    cudaEvent_t *marks;
     size_t n_marks;
+    cudaEvent_t origin[2]; // times count from the first; the other one is to replace it
+    bool renewing;
+    double origin_s; // clock_s() at the first
     uint64_t pageable_copies;
     int multiprocessors;
     struct error error; // the first one; nothing is queued after it
@@ -62,6 +64,8 @@ void cuda_fail(struct device *dev, const char *call, const char *why);
 // Matrix products' plans (matmul.c). Opened with the device.
 int lt_open(struct cuda *cuda, struct error *err);
 void lt_close(struct cuda *cuda);
+// FLOP/s of square products of size n, or of the largest size below that the arena has room for.
+double lt_rate(struct cuda *cuda, size_t n);
 
 extern const struct layers layers_cuda_fp32, layers_cuda_bf16;
 
