@@ -64,7 +64,7 @@ void cuda_fail(struct device *dev, const char *call, const char *why);
 // Matrix products' plans (matmul.c). Opened with the device.
 int lt_open(struct cuda *cuda, struct error *err);
 void lt_close(struct cuda *cuda);
-// FLOP/s of square products of size n, or of the largest size below that the arena has room for.
+// FLOP/s of square products of size n, in memory taken for the time; 0: there is none.
 double lt_rate(struct cuda *cuda, size_t n);
 
 extern const struct layers layers_cuda_fp32, layers_cuda_bf16;
