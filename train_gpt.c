@@ -762,6 +762,7 @@ static int run_plan_only(struct run *run, struct error *err)
     struct policy_result *results;
     char name[96];
     size_t n;
+    choose_device(run);
     if (tokenizer_beside(&run->tokenizer, run->o.train, err) || choose_model(run, err) ||
         choose_batch(run, err)) {
         return err->status;
