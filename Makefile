@@ -116,8 +116,15 @@ clean: ## remove everything that make has built
 	rm -rf build build-* $(PROGRAMS)
 
 .PHONY: run-tests run-fuzzers
-run-tests: all $(TESTS)
-	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) test/run.sh $(LONG) $(TEST)
+run-tests: all $(TESTS) $(if $(SIM_BUILD),for-sim-tests)
+	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) CUDA_SIM=$(SIM_BUILD) test/run.sh $(LONG) $(TEST)
+
+# The CUDA files on the CPU, for test/test_cuda_*.sh: where there is a toolkit (its headers), and
+# nothing else is asked for.
+SIM_BUILD = $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),$(if $(SAN)$(COMPILER),,build-cudasim))
+.PHONY: for-sim-tests
+for-sim-tests:
+	@$(MAKE) --no-print-directory CUDA=sim BUILD=$(SIM_BUILD) sim-tests
 
 # The corpora grow in the build folder; what is worth keeping is committed by hand.
 run-fuzzers: $(FUZZERS)
@@ -152,7 +159,7 @@ $(TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 
 # Tests that need the CPU runtime: `make CUDA=sim sim-tests`.
 .PHONY: sim-tests
-sim-tests: $(SIM_TESTS) $(BIN)/train_gpt
+sim-tests: $(SIM_TESTS) $(BUILD)/test/test_contract $(BIN)/train_gpt $(BIN)/tokenize
 $(SIM_TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
