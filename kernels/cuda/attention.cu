@@ -1,4 +1,5 @@
-// attention.cu - the attention operations of layers.h, of one dtype: which implementation does what.
+// attention.cu - the attention operations of layers.h, of one dtype: which implementation does
+// what.
 #include "kernels/cuda/attention.h"
 
 #include "kernels/cuda/attention_plain.cuh"

@@ -1,5 +1,5 @@
-// attention.h - causal attention of the cuda device: what its two implementations share, and both of
-// them by name, for tests and studies. The device uses OP(attention_*) of attention.cu.
+// attention.h - causal attention of the cuda device: what its two implementations share, and both
+// of them by name, for tests and studies. The device uses OP(attention_*) of attention.cu.
 //
 //   attention_plain.cuh   fp32 and bf16, one multiply-add at a time: the reference, and fp32's
 //   attention_mma.cuh     bf16 on tensor cores: what bf16 uses

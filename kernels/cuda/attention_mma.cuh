@@ -27,19 +27,34 @@
 #define MMA_THREADS (32 * MMA_WARPS)
 #define MMA_LD(HS)  ((HS) + 8)
 
-// Sizes of tiles, by what fits into 255 registers a thread without spills (nvcc -Xptxas -v), and
-// two blocks into a multiprocessor's shared memory.
-template <int HS> struct mma_sizes {
-    static const int MT = HS <= 64 ? 2 : 1;   // times 16 rows of a warp
-    static const int ROWS = 16 * MT * MMA_WARPS;
-    static const int KEYS = 64;               // visited at a time, forward
-    static const bool KEEP_Q = true;          // in registers
-    static const int COLUMNS = HS <= 64 ? 64 : 32; // visited at a time, backward
-    static const int SCORES = 32;             // of them in registers at a time
-    static const size_t FORWARD_BYTES = (ROWS + 2 * KEYS) * MMA_LD(HS) * sizeof(floatX);
-    static const size_t BACKWARD_BYTES =
-        (2 * ROWS + 4 * COLUMNS) * MMA_LD(HS) * sizeof(floatX) + 4 * COLUMNS * sizeof(float);
+// Sizes of tiles, by head size: what fits into 255 registers a thread without spills (nvcc -Xptxas
+// -v), and two blocks into a multiprocessor's shared memory. Kernels take such a struct.
+template <int HEAD> struct mma_forward_sizes {
+    static const int HS = HEAD;
+    static const int MT = HEAD <= 64 ? 2 : 1; // times 16 rows of a warp
+    static const int COLUMNS = 64;            // keys visited at a time
+    static const bool KEEP = true;            // queries stay in registers
 };
+template <int HEAD> struct mma_backward_sizes {
+    static const int HS = HEAD;
+    static const int MT = HEAD <= 64 ? 2 : 1;
+    static const int COLUMNS = HEAD <= 64 ? 64 : 32;
+    static const int SCORES = 32; // columns whose scores are in registers at a time
+};
+
+template <class S> __host__ __device__ constexpr int mma_rows()
+{
+    return 16 * S::MT * MMA_WARPS;
+}
+template <class S> constexpr size_t mma_forward_bytes()
+{
+    return (mma_rows<S>() + 2 * S::COLUMNS) * MMA_LD(S::HS) * sizeof(floatX);
+}
+template <class S> constexpr size_t mma_backward_bytes()
+{
+    return (2 * mma_rows<S>() + 4 * S::COLUMNS) * MMA_LD(S::HS) * sizeof(floatX) +
+           4 * S::COLUMNS * sizeof(float);
+}
 
 // ---- tiles and operands ----
 
@@ -227,18 +242,17 @@ __device__ static inline void mma_softmax(float s[MT][NT][4], float o[MT][HS / 8
 
 // Keys and values have one place each: the values arrive while scores are computed, the next keys
 // while the values are used.
-template <int HS>
+template <class S>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_forward_mma(floatX *out, float *lse, const floatX *qkv, struct attention a)
 {
-    typedef struct mma_sizes<HS> sizes;
-    const int MT = sizes::MT, KEYS = sizes::KEYS, NT = KEYS / 8;
-    const bool KEEP = sizes::KEEP_Q;
+    const int HS = S::HS, MT = S::MT, ROWS = mma_rows<S>(), KEYS = S::COLUMNS, NT = KEYS / 8;
+    const bool KEEP = S::KEEP;
     DYN_SMEM(floatX, queries);
-    floatX *keys = queries + sizes::ROWS * MMA_LD(HS), *values = keys + KEYS * MMA_LD(HS);
-    struct block_part at = block_part_of(a, sizes::ROWS, false);
+    floatX *keys = queries + ROWS * MMA_LD(HS), *values = keys + KEYS * MMA_LD(HS);
+    struct block_part at = block_part_of(a, ROWS, false);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int first = at.first + warp * 16 * MT, end = lesser(a.T, at.first + sizes::ROWS);
+    int first = at.first + warp * 16 * MT, end = lesser(a.T, at.first + ROWS);
     floatX *own = queries + warp * 16 * MT * MMA_LD(HS);
     float s[MT][NT][4], o[MT][HS / 8][4] = {{{0}}};
     uint32_t kept[MT][KEEP ? HS / 16 : 1][4];
@@ -247,7 +261,7 @@ __global__ void __launch_bounds__(MMA_THREADS)
         rows.max[m / 2][m % 2] = -INFINITY;
         rows.sum[m / 2][m % 2] = 0;
     }
-    mma_load<HS, sizes::ROWS>(queries, qkv + at.q, 3 * a.C, at.first, a);
+    mma_load<HS, ROWS>(queries, qkv + at.q, 3 * a.C, at.first, a);
     mma_load<HS, KEYS>(keys, qkv + at.k, 3 * a.C, 0, a);
     for (int k0 = 0; k0 < end; k0 += KEYS) {
         bool sees = k0 < first + 16 * MT;
@@ -257,8 +271,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
         if (KEEP && k0 == 0) {
 #pragma unroll
             for (int i = 0; i < MT * (HS / 16); i++) {
-                left<HS>(kept[i / (HS / 16)][i % (HS / 16)],
-                         own + i / (HS / 16) * 16 * MMA_LD(HS), i % (HS / 16) * 16);
+                left<HS>(kept[i / (HS / 16)][i % (HS / 16)], own + i / (HS / 16) * 16 * MMA_LD(HS),
+                         i % (HS / 16) * 16);
             }
         }
         if (sees) {
@@ -316,14 +330,13 @@ __device__ static inline void mma_gradient(float s[MT][NT][4], float dp[MT][NT][
 }
 
 // KEYS: the block owns keys, and dqkv gets dK and dV; else queries, and dQ.
-template <int HS, bool KEYS>
+template <class S, bool KEYS>
 __global__ void __launch_bounds__(MMA_THREADS)
     attention_backward_mma(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse,
                            struct attention a)
 {
-    typedef struct mma_sizes<HS> sizes;
-    const int MT = sizes::MT, ROWS = sizes::ROWS, COLUMNS = sizes::COLUMNS;
-    const int SCORES = sizes::SCORES, NT = SCORES / 8, TILE = COLUMNS * MMA_LD(HS);
+    const int HS = S::HS, MT = S::MT, ROWS = mma_rows<S>(), COLUMNS = S::COLUMNS;
+    const int SCORES = S::SCORES, NT = SCORES / 8, TILE = COLUMNS * MMA_LD(HS);
     DYN_SMEM(floatX, own_x);
     floatX *own_y = own_x + ROWS * MMA_LD(HS), *tiles = own_y + ROWS * MMA_LD(HS);
     struct query_stats<COLUMNS> *stats = (struct query_stats<COLUMNS> *)(tiles + 4 * TILE);
@@ -367,8 +380,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
             mma_scores<HS, MT, NT, false>(s, own_x, NULL, x + n * MMA_LD(HS));
             mma_scores<HS, MT, NT, false>(dp, own_y, NULL, y + n * MMA_LD(HS));
             mma_gradient<MT, NT, KEYS>(s, dp, lse2, dot, stats[turn ^ 1].lse2 + n + 2 * t,
-                                       stats[turn ^ 1].dot + n + 2 * t, first + g,
-                                       c0 + n + 2 * t, edge, a.log2_scale);
+                                       stats[turn ^ 1].dot + n + 2 * t, first + g, c0 + n + 2 * t,
+                                       edge, a.log2_scale);
             if constexpr (KEYS) {
                 mma_accumulate<HS, MT, NT>(dy, s, y + n * MMA_LD(HS));
             }
@@ -388,53 +401,57 @@ __global__ void __launch_bounds__(MMA_THREADS)
 
 // ---- launches ----
 
-template <int HS>
+template <class S>
 static void launch_forward_mma(struct device *dev, floatX *out, float *lse, const floatX *qkv,
                                const struct attention &a)
 {
-    typedef struct mma_sizes<HS> sizes;
-    ALLOW_SMEM(dev, (attention_forward_mma<HS>), sizes::FORWARD_BYTES);
-    LAUNCH(dev, (attention_forward_mma<HS>), attention_blocks(a, sizes::ROWS), MMA_THREADS,
-           sizes::FORWARD_BYTES, out, lse, qkv, a);
+    size_t smem = mma_forward_bytes<S>();
+    ALLOW_SMEM(dev, attention_forward_mma<S>, smem);
+    LAUNCH(dev, attention_forward_mma<S>, attention_blocks(a, mma_rows<S>()), MMA_THREADS, smem,
+           out, lse, qkv, a);
 }
+
+template <class S, bool KEYS>
+static void launch_backward_mma(struct device *dev, floatX *dqkv, const floatX *dout,
+                                const floatX *qkv, const float *lse, const struct attention &a)
+{
+    size_t smem = mma_backward_bytes<S>();
+    ALLOW_SMEM(dev, (attention_backward_mma<S, KEYS>), smem);
+    LAUNCH(dev, (attention_backward_mma<S, KEYS>), attention_blocks(a, mma_rows<S>()), MMA_THREADS,
+           smem, dqkv, dout, qkv, lse, a);
+}
+
+// 8 kernels of each, for head sizes rounded up to 16.
+#define MMA_BY_HEAD_SIZE(launch)                                                                   \
+    {                                                                                              \
+        launch(16), launch(32), launch(48), launch(64), launch(80), launch(96), launch(112),       \
+            launch(128)                                                                            \
+    }
 
 static void forward_mma(struct device *dev, void *out, float *lse, const void *qkv, size_t B,
                         size_t T, size_t C, size_t NH)
 {
+#define FORWARD(HEAD) launch_forward_mma<struct mma_forward_sizes<HEAD>>
     static void (*const launch[])(struct device *, floatX *, float *, const floatX *,
-                                  const struct attention &) = {
-        launch_forward_mma<16>, launch_forward_mma<32>, launch_forward_mma<48>,
-        launch_forward_mma<64>, launch_forward_mma<80>, launch_forward_mma<96>,
-        launch_forward_mma<112>, launch_forward_mma<128>};
+                                  const struct attention &) = MMA_BY_HEAD_SIZE(FORWARD);
     struct attention a = attention_of(B, T, C, NH);
     launch[(a.hs - 1) / 16](dev, (floatX *)out, lse, (const floatX *)qkv, a);
-}
-
-template <int HS>
-static void launch_backward_mma(struct device *dev, floatX *dqkv, const floatX *dout,
-                                const floatX *qkv, const float *lse, const struct attention &a)
-{
-    typedef struct mma_sizes<HS> sizes;
-    unsigned blocks = attention_blocks(a, sizes::ROWS);
-    ALLOW_SMEM(dev, (attention_backward_mma<HS, true>), sizes::BACKWARD_BYTES);
-    ALLOW_SMEM(dev, (attention_backward_mma<HS, false>), sizes::BACKWARD_BYTES);
-    LAUNCH(dev, (attention_backward_mma<HS, true>), blocks, MMA_THREADS, sizes::BACKWARD_BYTES,
-           dqkv, dout, qkv, lse, a);
-    LAUNCH(dev, (attention_backward_mma<HS, false>), blocks, MMA_THREADS, sizes::BACKWARD_BYTES,
-           dqkv, dout, qkv, lse, a);
 }
 
 static void backward_mma(struct device *dev, void *dqkv, const void *dout, const void *qkv,
                          const void *out, const float *lse, size_t B, size_t T, size_t C, size_t NH)
 {
-    static void (*const launch[])(struct device *, floatX *, const floatX *, const floatX *,
-                                  const float *, const struct attention &) = {
-        launch_backward_mma<16>, launch_backward_mma<32>, launch_backward_mma<48>,
-        launch_backward_mma<64>, launch_backward_mma<80>, launch_backward_mma<96>,
-        launch_backward_mma<112>, launch_backward_mma<128>};
+    typedef void (*const launcher)(struct device *, floatX *, const floatX *, const floatX *,
+                                   const float *, const struct attention &);
+#define BACKWARD_KEYS(HEAD)    launch_backward_mma<struct mma_backward_sizes<HEAD>, true>
+#define BACKWARD_QUERIES(HEAD) launch_backward_mma<struct mma_backward_sizes<HEAD>, false>
+    static launcher keys[] = MMA_BY_HEAD_SIZE(BACKWARD_KEYS);
+    static launcher queries[] = MMA_BY_HEAD_SIZE(BACKWARD_QUERIES);
     struct attention a = attention_of(B, T, C, NH);
+    int size = (a.hs - 1) / 16;
     launch_row_dots(dev, (floatX *)dqkv, (const floatX *)dout, (const floatX *)out, a);
-    launch[(a.hs - 1) / 16](dev, (floatX *)dqkv, (const floatX *)dout, (const floatX *)qkv, lse, a);
+    keys[size](dev, (floatX *)dqkv, (const floatX *)dout, (const floatX *)qkv, lse, a);
+    queries[size](dev, (floatX *)dqkv, (const floatX *)dout, (const floatX *)qkv, lse, a);
 }
 
 #endif

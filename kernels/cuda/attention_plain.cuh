@@ -1,4 +1,5 @@
-// attention_plain.cuh - attention by multiply-adds on tiles in shared memory, in fp32 (attention.h).
+// attention_plain.cuh - attention by multiply-adds on tiles in shared memory, in fp32
+// (attention.h).
 //
 // A block of 128 threads owns 32 rows, four threads to a row: thread `part` of them has columns
 // part, part+4, .. of a tile of scores, and the same of what is accumulated. Both backward kernels
