@@ -49,6 +49,8 @@ extern const struct attention_passes attention_plain_cuda_fp32, attention_plain_
 
 #include "kernels/cuda/ops.h"
 
+#include <assert.h>
+
 #define LOG2_E 1.4426950408889634f
 
 // The arguments of a pass, as its kernels get them.
@@ -60,6 +62,7 @@ struct attention {
 
 static inline struct attention attention_of(size_t B, size_t T, size_t C, size_t NH)
 {
+    assert(attention_head_size_fits(C / NH)); // the device was opened for it
     struct attention a = {C, (int)B, (int)T, (int)NH, (int)(C / NH), 0, 0};
     a.scale = 1.0f / sqrtf((float)a.hs);
     a.log2_scale = a.scale * LOG2_E;

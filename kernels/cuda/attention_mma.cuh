@@ -20,7 +20,7 @@
 #ifndef KERNELS_CUDA_ATTENTION_MMA_CUH
 #define KERNELS_CUDA_ATTENTION_MMA_CUH
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_plain.cuh" // its D
 #include "kernels/cuda/ptx.h"
 
 #define MMA_WARPS   4
@@ -35,11 +35,17 @@ template <int HEAD> struct mma_forward_sizes {
     static const int COLUMNS = 64;            // keys visited at a time
     static const bool KEEP = true;            // queries stay in registers
 };
-template <int HEAD> struct mma_backward_sizes {
+template <int HEAD> struct mma_keys_sizes { // where keys are owned, and queries visited
     static const int HS = HEAD;
     static const int MT = HEAD <= 64 ? 2 : 1;
     static const int COLUMNS = HEAD <= 64 ? 64 : 32;
-    static const int SCORES = 32; // columns whose scores are in registers at a time
+    static const int SCORES = 16; // columns whose scores are in registers at a time
+};
+template <int HEAD> struct mma_queries_sizes {
+    static const int HS = HEAD;
+    static const int MT = HEAD <= 64 ? 2 : 1;
+    static const int COLUMNS = HEAD <= 64 ? 64 : 32;
+    static const int SCORES = 32;
 };
 
 template <class S> __host__ __device__ constexpr int mma_rows()
@@ -309,7 +315,7 @@ template <int COLUMNS> struct query_stats {
     float lse2[COLUMNS], dot[COLUMNS];
 };
 
-// From the scores of SCORES columns and dp: p and ds.
+// s and dp become p and ds. edge: some of the columns are hidden from some of the rows.
 template <int MT, int NT, bool KEYS>
 __device__ static inline void mma_gradient(float s[MT][NT][4], float dp[MT][NT][4],
                                            const float lse2[MT][2], const float dot[MT][2],
@@ -319,13 +325,22 @@ __device__ static inline void mma_gradient(float s[MT][NT][4], float dp[MT][NT][
 #pragma unroll
     for (int i = 0; i < MT * NT * 4; i++) {
         int m = i / 4 / NT, n = i / 4 % NT, j = i % 4;
-        int r = row + 16 * m + j / 2 * 8, c = column + 8 * n + j % 2;
         float L = KEYS ? column_lse2[8 * n + j % 2] : lse2[m][j / 2];
+        s[m][n][j] = ptx_exp2(fmaf(s[m][n][j], log2_scale, -L));
+    }
+    if (edge) {
+#pragma unroll
+        for (int i = 0; i < MT * NT * 4; i++) {
+            int m = i / 4 / NT, n = i / 4 % NT, j = i % 4;
+            int r = row + 16 * m + j / 2 * 8, c = column + 8 * n + j % 2;
+            s[m][n][j] = (KEYS ? c < r : c > r) ? 0 : s[m][n][j];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < MT * NT * 4; i++) {
+        int m = i / 4 / NT, n = i / 4 % NT, j = i % 4;
         float D = KEYS ? column_dot[8 * n + j % 2] : dot[m][j / 2];
-        float p = ptx_exp2(fmaf(s[m][n][j], log2_scale, -L));
-        p = edge && (KEYS ? c < r : c > r) ? 0 : p;
-        s[m][n][j] = p;
-        dp[m][n][j] = p * (dp[m][n][j] - D);
+        dp[m][n][j] = s[m][n][j] * (dp[m][n][j] - D);
     }
 }
 
@@ -443,8 +458,8 @@ static void backward_mma(struct device *dev, void *dqkv, const void *dout, const
 {
     typedef void (*const launcher)(struct device *, floatX *, const floatX *, const floatX *,
                                    const float *, const struct attention &);
-#define BACKWARD_KEYS(HEAD)    launch_backward_mma<struct mma_backward_sizes<HEAD>, true>
-#define BACKWARD_QUERIES(HEAD) launch_backward_mma<struct mma_backward_sizes<HEAD>, false>
+#define BACKWARD_KEYS(HEAD)    launch_backward_mma<struct mma_keys_sizes<HEAD>, true>
+#define BACKWARD_QUERIES(HEAD) launch_backward_mma<struct mma_queries_sizes<HEAD>, false>
     static launcher keys[] = MMA_BY_HEAD_SIZE(BACKWARD_KEYS);
     static launcher queries[] = MMA_BY_HEAD_SIZE(BACKWARD_QUERIES);
     struct attention a = attention_of(B, T, C, NH);
