@@ -78,8 +78,9 @@ TESTS     = $(patsubst %.c,$(BUILD)/%,$(wildcard test/test_*.c))
 TEST_OBJ  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%,$(wildcard test/*.c)))
 FUZZERS   = $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 DEV       = $(patsubst %.c,$(BUILD)/%,$(wildcard dev/*.c))
+DEV_CUDA  = $(patsubst %.cu,$(BUILD)/%,$(wildcard dev/cuda/*.cu))
 
-.PHONY: all demo corpus test test-long bench fuzz check-format help clean FORCE
+.PHONY: all demo corpus test test-long bench dev-cuda fuzz check-format help clean FORCE
 all: $(PROGRAMS:%=$(BIN)/%) ## build ./train_gpt and ./tokenize
 
 demo: ## the whole way in minutes: packages, build, corpus, training, sample; leaves out/demo/
@@ -98,6 +99,8 @@ test-long: ## `make test` with the tests that take long
 
 bench: $(DEV) ## measure sgemm, memory bandwidth and training, print one table
 	$(BUILD)/dev/bench
+
+dev-cuda: $(DEV_CUDA) ## with CUDA=1: build the studies of single kernels, BUILD/dev/cuda/NAME
 
 FUZZ_SECONDS = 60
 fuzz: ## run each fuzzer of test/fuzz for FUZZ_SECONDS=60 s (needs clang)
@@ -168,6 +171,10 @@ $(DEV): %: %.o $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
+$(DEV_CUDA): %: %.o $(LIB_OBJ)
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
+
 $(FUZZERS): %: %.o $(filter $(BUILD)/data/%,$(LIB_OBJ))
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer $(filter %.o,$^) $(LDLIBS) -o $@
@@ -193,6 +200,11 @@ $(BUILD)/ops-$1-$2/%.o: kernels/cpu/ops/%.c $(BUILD)/flags
 	    -c $$< -o $$@
 endef
 $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
+
+$(BUILD)/dev/cuda/%.o: dev/cuda/%.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CU  $@'
+	$(Q)$(NVCC) $(NVCCFLAGS) $(DTYPE_bf16) -DVARIANT=cuda_bf16 -MMD -MP -c $< -o $@
 
 CU_COMPILER_1   = $(NVCC) $(NVCCFLAGS)
 CU_COMPILER_sim = g++ $(SIMFLAGS)
