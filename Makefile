@@ -57,7 +57,7 @@ NVCCFLAGS = -std=c++17 -O3 -I. -lineinfo --threads 2 -Xcompiler -Wall,-Wextra,-f
 SIMFLAGS  = -std=c++17 -g -O1 -I. -isystem $(CUDA_HOME)/include -x c++ -include test/cuda/shim.h \
             -fsanitize=thread -fno-strict-aliasing -fno-math-errno -ffp-contract=off -Wall -Wextra \
             -Wno-unknown-pragmas -Werror
-CUDA_DEVICE = kernels/cuda/device.c
+CUDA_DEVICE = kernels/cuda/device.c kernels/cuda/lt.c
 CUDA_OPS_C  = $(filter-out $(CUDA_DEVICE),$(wildcard kernels/cuda/*.c))
 CUDA_OPS_CU = $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ_1  = $(CUDA_DEVICE:%.c=$(BUILD)/%.o) \
