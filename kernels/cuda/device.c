@@ -487,7 +487,7 @@ int cuda_open(struct device **out, const struct device_config *config, struct er
     version(driver_version, has);
     version(runtime_version, runtime);
     snprintf(dev->summary, sizeof dev->summary,
-             "cuda: %s (sm_%d%d, %d multiprocessors, %.0f MiB), CUDA %s on a driver for %s",
+             "cuda: %.96s (sm_%d%d, %d multiprocessors, %.0f MiB), CUDA %s on a driver for %s",
              prop.name, prop.major, prop.minor, prop.multiProcessorCount, mib(prop.totalGlobalMem),
              runtime, has);
     *out = dev;
