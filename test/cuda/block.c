@@ -22,6 +22,7 @@ struct warp {
 };
 
 struct sim_thread *sim_self;
+const void *sim_site;
 uint32_t sim_epoch, sim_block, sim_blocks;
 const struct sim_kernel *sim_kernel_now;
 
@@ -43,15 +44,23 @@ static uint32_t below(uint32_t n)
     return (uint32_t)((rng >> 32) * n >> 32);
 }
 
+extern const char __executable_start[];
+
+// What addr2line is to be asked for.
+static unsigned long offset_of(const void *site)
+{
+    return site ? (unsigned long)((uintptr_t)site - (uintptr_t)__executable_start) : 0;
+}
+
 const char *sim_where(void)
 {
-    static char where[256];
+    static char where[512];
     if (!sim_kernel_now) {
         return "host";
     }
     uint3 b = block_index, t = sim_self ? sim_self->index : (uint3){0, 0, 0};
-    snprintf(where, sizeof where, "block %u,%u,%u thread %u,%u,%u of kernel %s", b.x, b.y, b.z, t.x,
-             t.y, t.z, sim_kernel_now->name);
+    snprintf(where, sizeof where, "block %u,%u,%u thread %u,%u,%u of kernel %s (code at 0x%lx)",
+             b.x, b.y, b.z, t.x, t.y, t.z, sim_kernel_now->name, offset_of(sim_site));
     return where;
 }
 
@@ -166,13 +175,15 @@ static void report_deadlock(void)
         a++;
     }
     sim_self = (struct sim_thread *)a; // for sim_where
+    sim_site = a->site;
     const struct sim_thread *b = other_than(a);
     if (b) {
-        sim_report(SIM_DEADLOCK,
-                   "%s %s (mask %08x), thread %u,%u,%u %s (mask %08x): all must come to the same "
-                   "one",
-                   sim_where(), at[a->state], a->mask, b->index.x, b->index.y, b->index.z,
-                   at[b->state], b->mask);
+        sim_report(
+            SIM_DEADLOCK,
+            "%s %s (mask %08x), thread %u,%u,%u %s (mask %08x, code at 0x%lx): all must come "
+            "to the same one",
+            sim_where(), at[a->state], a->mask, b->index.x, b->index.y, b->index.z, at[b->state],
+            b->mask, offset_of(b->site));
     } else {
         sim_report(SIM_DEADLOCK, "%s %s (mask %08x), and so do all others", sim_where(),
                    at[a->state], a->mask);
@@ -181,9 +192,10 @@ static void report_deadlock(void)
 }
 
 // The thread that runs waits, in this state, until another makes it ready.
-static void wait(void)
+static void wait_turn(void)
 {
     struct sim_thread *self = sim_self, *next = take_ready(self->warp);
+    self->site = sim_site;
     if (!next) {
         abandoned = true;
         report_deadlock();
@@ -197,10 +209,11 @@ static void wait(void)
 
 int sim_barrier(int predicate)
 {
+    SIM_HERE();
     votes += predicate != 0;
     if (++arrived < n_threads) {
         sim_self->state = SIM_AT_BARRIER;
-        wait();
+        wait_turn();
         return result;
     }
     arrived = 0;
@@ -236,7 +249,7 @@ static bool lanes_meet(enum sim_wait what, unsigned *mask, void *operand)
         all = all && lane->state == what && lane->mask == *mask;
     }
     if (!all) {
-        wait();
+        wait_turn();
         return false;
     }
     *mask = expected;
@@ -253,6 +266,7 @@ static void lanes_go(unsigned lanes)
 
 void sim_warp_barrier(unsigned mask)
 {
+    SIM_HERE();
     if (lanes_meet(SIM_AT_WARP_BARRIER, &mask, NULL)) {
         struct sim_thread *lanes = &thread[sim_self->warp * 32];
         uint32_t epoch = 0;
@@ -286,6 +300,7 @@ static unsigned shuffle_source(enum sim_shuffle how, unsigned lane, unsigned by,
 
 uint64_t sim_shuffle(enum sim_shuffle how, unsigned mask, uint64_t bits, unsigned by, int width)
 {
+    SIM_HERE();
     struct shuffle mine = {bits, shuffle_source(how, sim_self->lane, by, width)};
     unsigned lanes = mask;
     if (lanes_meet(SIM_AT_SHUFFLE, &lanes, &mine)) {
@@ -312,6 +327,7 @@ uint64_t sim_shuffle(enum sim_shuffle how, unsigned mask, uint64_t bits, unsigne
 
 unsigned sim_ballot(unsigned mask, int predicate)
 {
+    SIM_HERE();
     unsigned mine = predicate != 0, lanes = mask;
     if (lanes_meet(SIM_AT_BALLOT, &lanes, &mine)) {
         struct sim_thread *t = &thread[sim_self->warp * 32];
@@ -335,6 +351,7 @@ unsigned sim_active(void)
 
 void sim_warp(void (*run)(void *const *lanes), void *mine)
 {
+    SIM_HERE();
     unsigned lanes = 0xffffffffu;
     if (lanes_meet(SIM_AT_WARP, &lanes, mine)) {
         if (lanes != 0xffffffffu) {
@@ -422,6 +439,7 @@ static void begin_launch(const struct sim_kernel *kernel)
 {
     sim_fibers_open();
     sim_kernel_now = kernel;
+    sim_site = NULL;
     dim3 d = kernel->block, g = kernel->grid;
     n_threads = d.x * d.y * d.z;
     n_warps = (n_threads + 31) / 32;
@@ -462,6 +480,9 @@ static void run_block(uint32_t number)
     for (unsigned i = 0; i < n_threads; i++) {
         thread[i].state = SIM_RUNS;
         thread[i].warp_epoch = 0;
+        thread[i].copies = thread[i].commits = 0;
+        thread[i].mask = 0;
+        thread[i].site = NULL;
     }
     for (unsigned w = 0; w < n_warps; w++) {
         warp[w].waiting = 0;
