@@ -184,8 +184,8 @@ static struct chunk {
     struct global_cell *cells;
 } chunks[CHUNKS];
 
-static uint32_t first = 1;    // stamp of this launch's block 0
-static uint32_t many, atomic; // stamps: several blocks; atomic operations
+static uint32_t first;        // stamp of this launch's block 0
+static uint32_t many, atomic; // stamps: several blocks; atomic operations. None is higher
 static bool fenced;           // this block has called __threadfence
 static bool counted;          // this block has done an atomic operation after that
 static uint32_t n_counted;    // blocks of which that is true
@@ -206,16 +206,15 @@ static struct global_cell *cells_of(uintptr_t number)
 
 static void new_stamps(void)
 {
-    uint64_t next = (uint64_t)first + sim_blocks + 2;
-    if (next + sim_blocks + 2 > UINT32_MAX) {
+    if (atomic > UINT32_MAX - 3 - sim_blocks) {
         for (size_t i = 0; i < CHUNKS; i++) {
             if (chunks[i].cells) {
                 memset(chunks[i].cells, 0, CHUNK / 2 * sizeof(struct global_cell));
             }
         }
-        next = 1;
+        atomic = 0;
     }
-    first = (uint32_t)next;
+    first = atomic + 1;
     many = first + sim_blocks;
     atomic = many + 1;
 }

@@ -37,6 +37,7 @@ static unsigned fibers;   // so many have a stack
 static bool abandoned;
 static uint3 block_index;
 static uint64_t rng;
+static int ordered; // of sim_settings, for this launch
 
 static uint32_t below(uint32_t n)
 {
@@ -412,9 +413,9 @@ static void thread_main(void)
 static void order(uint8_t *things, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        things[i] = (uint8_t)(sim_settings()->order == SIM_REVERSE ? n - 1 - i : i);
+        things[i] = (uint8_t)(ordered == SIM_REVERSE ? n - 1 - i : i);
     }
-    for (unsigned i = n; sim_settings()->order == SIM_SHUFFLE && i > 1; i--) {
+    for (unsigned i = n; ordered == SIM_SHUFFLE && i > 1; i--) {
         unsigned j = below(i);
         uint8_t swap = things[j];
         things[j] = things[i - 1];
@@ -445,6 +446,7 @@ static void begin_launch(const struct sim_kernel *kernel)
     n_warps = (n_threads + 31) / 32;
     sim_blocks = g.x * g.y * g.z;
     abandoned = false;
+    ordered = (int)sim_settings()->order;
     rng += sim_settings()->seed;
     for (unsigned i = 0; i < n_threads; i++) {
         thread[i] = (struct sim_thread){.index = {i % d.x, i / d.x % d.y, i / d.x / d.y},
@@ -472,7 +474,7 @@ static void run_block(uint32_t number)
     sim_epoch++;
     returned = arrived = 0;
     votes = 0;
-    if (sim_settings()->order == SIM_SHUFFLE) {
+    if (ordered == SIM_SHUFFLE) {
         order_threads();
     }
     sim_shared_block();
@@ -505,7 +507,7 @@ void sim_run_kernel(const struct sim_kernel *kernel)
     // Shuffled: i*step + start walks through all blocks where step and their number have no common
     // divisor.
     uint32_t n = sim_blocks, start = 0, step = 1;
-    if (sim_settings()->order == SIM_SHUFFLE) {
+    if (ordered == SIM_SHUFFLE) {
         start = below(n);
         do {
             step = 1 + below(n);
@@ -513,7 +515,7 @@ void sim_run_kernel(const struct sim_kernel *kernel)
     }
     for (uint32_t i = 0; i < n && !abandoned; i++) {
         uint32_t forward = (uint32_t)(((uint64_t)i * step + start) % n);
-        run_block(sim_settings()->order == SIM_REVERSE ? n - 1 - i : forward);
+        run_block(ordered == SIM_REVERSE ? n - 1 - i : forward);
     }
     if (abandoned) { // stacks hold what was under way
         fibers = 0;

@@ -413,6 +413,30 @@ static __global__ void copies(float *out, const float *in)
     memcpy(out + i, bytes, 4);
 }
 
+struct three {
+    float x[3];
+};
+
+template <typename T, int ROUNDS>
+static __global__ void takes(T *out, struct three s, double one, const T *in)
+{
+    T sum = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        sum += s.x[i] * (T)one;
+    }
+    out[threadIdx.x] = in[threadIdx.x] + sum;
+}
+
+// Arguments are converted, and taken when the launch is queued.
+static void launch_takes(struct device *dev, float *out, const float *in)
+{
+    struct three s = {{1, 2, -3}};
+    int one = 1;
+    LAUNCH(dev, (takes<float, 3>), dim3(1), 32, 0, out, s, one, in);
+    s.x[0] = 5;
+    one = 2;
+}
+
 // ---- the table ----
 
 #define CASE(kernel, kind, grid, block, smem, expected, results)                                   \
@@ -457,6 +481,7 @@ const struct planted planted[] = {
     CASE(last_block, SIM_KINDS, 64, 32, 0, total, 1),
     CASE(neighbours, SIM_KINDS, 1, 256, 0, same, 256),
     CASE(whole_warps, SIM_KINDS, 1, 256, 0, same, 192),
+    {"takes", SIM_KINDS, launch_takes, same, 32},
     CASE(copies, SIM_KINDS, N / 512, 64, 0, same, N),
 };
 const size_t n_planted = sizeof planted / sizeof planted[0];
