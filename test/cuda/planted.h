@@ -13,14 +13,18 @@ extern "C" {
 
 struct planted {
     const char *name;
-    enum sim_kind kind; // SIM_KINDS: no report
-    void (*launch)(struct device *, float *out, const float *in);
-    // What out[i] must be without a bug. NULL: is not looked at.
+    void (*kernel)(float *out, const float *in); // NULL: takes other arguments
+    dim3 grid, block;
+    size_t smem;
+    enum sim_kind kind; // what must be reported. SIM_KINDS: nothing
+    // What out[0..results) must be.
     float (*expected)(const float *in, size_t i);
-    size_t results; // elements of out that are
+    size_t results;
 };
 extern const struct planted planted[];
 extern const size_t n_planted;
+
+void planted_launch(const struct planted *, struct device *, float *out, const float *in);
 
 #ifdef __cplusplus
 }

@@ -29,7 +29,7 @@ static void run(const struct planted *p)
     sim_forget_reports();
     memset(out, 0, sizeof out);
     assert_int_equal(cudaMemcpy(device_out, out, sizeof out, cudaMemcpyHostToDevice), cudaSuccess);
-    p->launch(&cuda.base, device_out, device_in);
+    planted_launch(p, &cuda.base, device_out, device_in);
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     assert_int_equal(cudaMemcpy(out, device_out, sizeof out, cudaMemcpyDeviceToHost), cudaSuccess);
 }
