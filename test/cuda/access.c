@@ -55,7 +55,6 @@ struct shared_cell {
 #define BY_ATOMIC  ((uint64_t)1 << 11) // of a writer
 
 static struct shared_cell *dynamic_cells, *static_cells;
-static size_t static_cells_bytes;
 
 static unsigned thread_of(uint64_t stamp)
 {
@@ -469,5 +468,16 @@ void __tsan_write_range(void *p, size_t bytes)
 
 void __tsan_init(void);
 void __tsan_init(void)
+{
+}
+
+void __tsan_func_entry(void *caller);
+void __tsan_func_entry(void *caller)
+{
+    (void)caller;
+}
+
+void __tsan_func_exit(void);
+void __tsan_func_exit(void)
 {
 }

@@ -447,7 +447,7 @@ static void launch_takes(struct device *dev, float *out, const float *in)
 
 const struct planted planted[] = {
     {KERNEL(no_barrier), 1, 256, 0, SIM_SHARED_RACE, NULL, 0},
-    {KERNEL(no_barrier_after), 2, 256, 1024, SIM_SHARED_RACE, NULL, 0},
+    {KERNEL(no_barrier_after), 1, 256, 1024, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(no_warp_barrier), 1, 256, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(warp_barrier_for_block), 1, 256, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(all_write_one), 1, 64, 0, SIM_SHARED_RACE, NULL, 0},
