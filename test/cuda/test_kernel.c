@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#define SEEDS 25 // of each order
+#define SEEDS 100 // of each order
 
 static struct cuda cuda; // its stream is the default one
 static float *device_in, *device_out;
@@ -132,10 +132,12 @@ static int set_up(void **state)
     for (size_t i = 0; i < PLANTED_FLOATS; i++) {
         in[i] = (float)((i * 7 + i / 64) % 100);
     }
-    if (cudaMalloc((void **)&device_in, sizeof in) ||
-        cudaMalloc((void **)&device_out, sizeof out)) {
+    if (cudaMalloc((void **)&device_in, sizeof in + 256) ||
+        cudaMalloc((void **)&device_out, sizeof out + 256)) {
         return 1;
     }
+    sim_part(device_in, sizeof in, true); // neither ends where the other may begin
+    sim_part(device_out, sizeof out, false);
     return cudaMemcpy(device_in, in, sizeof in, cudaMemcpyHostToDevice) != cudaSuccess;
 }
 
