@@ -391,8 +391,12 @@ size_t race_end(void)
 void race_host(const struct clock *host, const void *p, size_t bytes, bool write)
 {
     const struct span *span = memory_at(p);
-    if (!span) {
+    if (!memory_ours(p)) {
         return; // pageable: no operation touches it when the host does not know
+    }
+    if (span && span->kind == SPAN_DEVICE) {
+        sim_report_once(SIM_MISUSE, "host", "the host touches device memory at %p", p);
+        return;
     }
     begin(queue_note(LANE_HOST, host->at[LANE_HOST])->name, LANE_HOST, host->at[LANE_HOST], host);
     race_touch(p, bytes, write);

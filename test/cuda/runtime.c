@@ -84,7 +84,8 @@ static void *reserve(size_t bytes, int protection)
     return p;
 }
 
-static void region_make(struct region *r, size_t bytes, uintptr_t align, int protection)
+// Huge pages: of a region that is large, and much used. They make mprotect cheap.
+static void region_make(struct region *r, size_t bytes, uintptr_t align, int protection, bool huge)
 {
     bytes = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     r->reserved = bytes + HUGE_PAGE;
@@ -94,8 +95,10 @@ static void region_make(struct region *r, size_t bytes, uintptr_t align, int pro
     r->next = r->base;
     r->align = align;
     r->cells = reserve(bytes, PROT_READ | PROT_WRITE);
-    madvise((void *)r->base, bytes, MADV_HUGEPAGE);
-    madvise(r->cells, bytes, MADV_HUGEPAGE);
+    if (huge) {
+        madvise((void *)r->base, bytes, MADV_HUGEPAGE);
+        madvise(r->cells, bytes, MADV_HUGEPAGE);
+    }
 }
 
 static void region_drop(struct region *r)
@@ -308,8 +311,9 @@ static void begin(void)
     rt.ready = true;
     rt.rng = s->seed * UINT64_C(0x9e3779b97f4a7c15);
     rt.caller = pthread_self();
-    region_make(&rt.device, 2 * s->memory + ((size_t)64 << 20), 256, PROT_NONE);
-    region_make(&rt.pinned, PINNED_BYTES, 4096, PROT_READ | PROT_WRITE);
+    region_make(&rt.device, 2 * s->memory + ((size_t)64 << 20), 256, PROT_NONE,
+                s->memory >= (size_t)16 << 20);
+    region_make(&rt.pinned, PINNED_BYTES, 4096, PROT_READ | PROT_WRITE, false);
     rt.device_top = rt.device.base;
     queue_reset();
     race_reset();

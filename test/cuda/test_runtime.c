@@ -342,6 +342,15 @@ static void host_reads_source(struct rig *r)
     OK(cudaMemcpyAsync(r->sum, r->host, BYTES, cudaMemcpyHostToDevice, r->in));
     sim_host_touch(r->host, BYTES, false);
 }
+static void host_on_device(struct rig *r)
+{
+    sim_host_touch(r->sum, 4, false);
+}
+static void host_after_free(struct rig *r)
+{
+    OK(cudaFreeHost(r->host));
+    sim_host_touch(r->host, 4, true);
+}
 
 static void test_host(void **state)
 {
@@ -351,6 +360,33 @@ static void test_host(void **state)
     each(host_after_query, CLEAN);
     each(host_overwrites_source, SIM_STREAM_RACE);
     each(host_reads_source, CLEAN);
+    each(host_on_device, SIM_MISUSE);
+    each(host_after_free, SIM_BOUNDS);
+}
+
+// Nothing runs before somebody waits for it, and then only what that needs.
+static void test_lazy(void **state)
+{
+    (void)state;
+    struct rig r;
+    begin(SIM_LAZY, first_seed);
+    rig_open(&r);
+    r.host[0] = 1;
+    r.result[0] = 2;
+    OK(cudaMemcpyAsync(r.slot[0], r.host, 4, cudaMemcpyHostToDevice, r.in));
+    OK(cudaMemcpyAsync(r.slot[1], r.host, 4, cudaMemcpyHostToDevice, r.compute));
+    OK(cudaEventRecord(r.event, r.in));
+    OK(cudaStreamWaitEvent(r.out, r.event, 0));
+    OK(cudaMemcpyAsync(r.result, r.slot[0], 4, cudaMemcpyDeviceToHost, r.out));
+    for (int i = 0; i < 100; i++) {
+        OK(cudaEventRecord(r.full[0], r.in));
+    }
+    assert_true(r.result[0] == 2);
+    r.host[0] = 3;
+    OK(cudaStreamSynchronize(r.out));
+    assert_true(r.result[0] == 3);
+    assert_int_equal(cudaStreamQuery(r.compute), cudaErrorNotReady);
+    free(r.pageable);
 }
 
 // ---- the default stream ----
@@ -999,14 +1035,23 @@ int main(void)
     first_seed = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL) % 1000000000;
     printf("# TEST_SEED=%llu\n", (unsigned long long)first_seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pipeline),      cmocka_unit_test(test_events),
-        cmocka_unit_test(test_host),          cmocka_unit_test(test_default_stream),
-        cmocka_unit_test(test_bounds),        cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_ends),          cmocka_unit_test(test_random_programs),
-        cmocka_unit_test(test_time_engines),  cmocka_unit_test(test_time_pipeline),
-        cmocka_unit_test(test_time_priority), cmocka_unit_test(test_time_queries),
-        cmocka_unit_test(test_memory),        cmocka_unit_test(test_launch_errors),
-        cmocka_unit_test(test_failures),      cmocka_unit_test(test_lost_and_hang),
+        cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_host),
+        cmocka_unit_test(test_lazy),
+        cmocka_unit_test(test_default_stream),
+        cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_random_programs),
+        cmocka_unit_test(test_time_engines),
+        cmocka_unit_test(test_time_pipeline),
+        cmocka_unit_test(test_time_priority),
+        cmocka_unit_test(test_time_queries),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_launch_errors),
+        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_lost_and_hang),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
