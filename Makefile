@@ -78,6 +78,7 @@ TESTS     = $(patsubst %.c,$(BUILD)/%,$(wildcard test/test_*.c))
 TEST_OBJ  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%,$(wildcard test/*.c)))
 FUZZERS   = $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 DEV       = $(patsubst %.c,$(BUILD)/%,$(wildcard dev/*.c))
+STUDIES   = $(foreach d,$(DTYPES),$(patsubst %.cu,$(BUILD)/%-$d,$(wildcard dev/cuda/*.cu)))
 
 .PHONY: all demo corpus test test-long bench fuzz check-format help clean FORCE
 all: $(PROGRAMS:%=$(BIN)/%) ## build ./train_gpt and ./tokenize
@@ -98,6 +99,9 @@ test-long: ## `make test` with the tests that take long
 
 bench: $(DEV) ## measure sgemm, memory bandwidth and training, print one table
 	$(BUILD)/dev/bench
+
+.PHONY: dev-cuda
+dev-cuda: $(STUDIES) ## build the study programs of CUDA kernels (needs CUDA=1)
 
 FUZZ_SECONDS = 60
 fuzz: ## run each fuzzer of test/fuzz for FUZZ_SECONDS=60 s (needs clang)
@@ -198,6 +202,13 @@ $(BUILD)/cuda-$1/%.o: kernels/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo '  CU  $$@'
 	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
+$(BUILD)/dev/cuda/%-$1.o: dev/cuda/%.cu $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@echo '  CU  $$@'
+	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
+$(BUILD)/dev/cuda/%-$1: $(BUILD)/dev/cuda/%-$1.o $(BUILD)/dev/cuda/study.o $(LIB_OBJ)
+	@echo '  LD  $$@'
+	$$(Q)$$(CC) $$(LDFLAGS) $$(filter %.o,$$^) $$(LDLIBS) -o $$@
 endef
 $(foreach d,$(DTYPES),$(eval $(call CUDA_VARIANT,$d)))
 
