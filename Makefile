@@ -57,7 +57,7 @@ NVCCFLAGS = -std=c++17 -O3 -I. -lineinfo --threads 2 -Xcompiler -Wall,-Wextra,-f
 SIMFLAGS  = -std=c++17 -g -O1 -I. -isystem $(CUDA_HOME)/include -x c++ -include test/cuda/shim.h \
             -fsanitize=thread -fno-strict-aliasing -fno-math-errno -ffp-contract=off -Wall -Wextra \
             -Wno-unknown-pragmas -Werror
-CUDA_DEVICE = kernels/cuda/device.c
+CUDA_DEVICE = kernels/cuda/device.c kernels/cuda/lt.c
 CUDA_OPS_C  = $(filter-out $(CUDA_DEVICE),$(wildcard kernels/cuda/*.c))
 CUDA_OPS_CU = $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ_1  = $(CUDA_DEVICE:%.c=$(BUILD)/%.o) \
@@ -78,9 +78,9 @@ TESTS     = $(patsubst %.c,$(BUILD)/%,$(wildcard test/test_*.c))
 TEST_OBJ  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%,$(wildcard test/*.c)))
 FUZZERS   = $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 DEV       = $(patsubst %.c,$(BUILD)/%,$(wildcard dev/*.c))
-STUDIES   = $(foreach d,$(DTYPES),$(patsubst %.cu,$(BUILD)/%-$d,$(wildcard dev/cuda/*.cu)))
+DEV_CUDA  = $(patsubst %.cu,$(BUILD)/%,$(wildcard dev/cuda/*.cu))
 
-.PHONY: all demo corpus test test-long bench fuzz check-format help clean FORCE
+.PHONY: all demo corpus test test-long bench dev-cuda fuzz check-format help clean FORCE
 all: $(PROGRAMS:%=$(BIN)/%) ## build ./train_gpt and ./tokenize
 
 demo: ## the whole way in minutes: packages, build, corpus, training, sample; leaves out/demo/
@@ -100,8 +100,7 @@ test-long: ## `make test` with the tests that take long
 bench: $(DEV) ## measure sgemm, memory bandwidth and training, print one table
 	$(BUILD)/dev/bench
 
-.PHONY: dev-cuda
-dev-cuda: $(STUDIES) ## build the study programs of CUDA kernels (needs CUDA=1)
+dev-cuda: $(DEV_CUDA) ## with CUDA=1: build the studies of single kernels, BUILD/dev/cuda/NAME
 
 FUZZ_SECONDS = 60
 fuzz: ## run each fuzzer of test/fuzz for FUZZ_SECONDS=60 s (needs clang)
@@ -120,8 +119,15 @@ clean: ## remove everything that make has built
 	rm -rf build build-* $(PROGRAMS)
 
 .PHONY: run-tests run-fuzzers
-run-tests: all $(TESTS)
-	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) test/run.sh $(LONG) $(TEST)
+run-tests: all $(TESTS) $(if $(SIM_BUILD),for-sim-tests)
+	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) CUDA_SIM=$(SIM_BUILD) test/run.sh $(LONG) $(TEST)
+
+# The CUDA files on the CPU, for test/test_cuda_*.sh: where there is a toolkit (its headers), and
+# nothing else is asked for.
+SIM_BUILD = $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),$(if $(SAN)$(COMPILER),,build-cudasim))
+.PHONY: for-sim-tests
+for-sim-tests:
+	@$(MAKE) --no-print-directory CUDA=sim BUILD=$(SIM_BUILD) sim-tests
 
 # The corpora grow in the build folder; what is worth keeping is committed by hand.
 run-fuzzers: $(FUZZERS)
@@ -156,12 +162,16 @@ $(TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 
 # Tests that need the CPU runtime: `make CUDA=sim sim-tests`.
 .PHONY: sim-tests
-sim-tests: $(SIM_TESTS) $(BIN)/train_gpt
+sim-tests: $(SIM_TESTS) $(BUILD)/test/test_contract $(BIN)/train_gpt $(BIN)/tokenize
 $(SIM_TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
 
 $(DEV): %: %.o $(LIB_OBJ)
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
+
+$(DEV_CUDA): %: %.o $(BUILD)/dev/cuda/study.o $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
@@ -191,6 +201,11 @@ $(BUILD)/ops-$1-$2/%.o: kernels/cpu/ops/%.c $(BUILD)/flags
 endef
 $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
 
+$(BUILD)/dev/cuda/%.o: dev/cuda/%.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CU  $@'
+	$(Q)$(CU_COMPILER_$(CUDA)) $(DTYPE_bf16) -DVARIANT=cuda_bf16 -MMD -MP -c $< -o $@
+
 CU_COMPILER_1   = $(NVCC) $(NVCCFLAGS)
 CU_COMPILER_sim = g++ $(SIMFLAGS)
 define CUDA_VARIANT
@@ -202,13 +217,6 @@ $(BUILD)/cuda-$1/%.o: kernels/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo '  CU  $$@'
 	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
-$(BUILD)/dev/cuda/%-$1.o: dev/cuda/%.cu $(BUILD)/flags
-	@mkdir -p $$(@D)
-	@echo '  CU  $$@'
-	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
-$(BUILD)/dev/cuda/%-$1: $(BUILD)/dev/cuda/%-$1.o $(BUILD)/dev/cuda/study.o $(LIB_OBJ)
-	@echo '  LD  $$@'
-	$$(Q)$$(CC) $$(LDFLAGS) $$(filter %.o,$$^) $$(LDLIBS) -o $$@
 endef
 $(foreach d,$(DTYPES),$(eval $(call CUDA_VARIANT,$d)))
 

@@ -1,10 +1,9 @@
 // study.h - versions of a kernel side by side: the first is the reference, the others are checked
-// against it, over block sizes, and timed. One program per kernel family, built per dtype:
+// against it, over block sizes, and timed. One program per kernel family, in bf16:
+// `make CUDA=1 dev-cuda`, then build-cuda/dev/cuda/layernorm on a machine with a GPU.
 //
-//     make CUDA=1 dev-cuda && build-cuda/dev/cuda/layernorm-bf16
-//
-// With the argument `check` only the small shapes run (which the CPU runtime of test/cuda can do,
-// in a build with CUDA=sim).
+// With the argument `check` only the small shapes run, which the CPU runtime of test/cuda can do
+// as well (make CUDA=sim dev-cuda).
 #ifndef DEV_CUDA_STUDY_H
 #define DEV_CUDA_STUDY_H
 

@@ -21,7 +21,7 @@ extern "C" {
 #define CUDA_LT_BYTES      ((size_t)32 << 20) // cuBLASLt's workspace: of one size, whatever the plan
 #define CUDA_SCRATCH_BYTES ((size_t)16 << 20) // partial sums of kernels of the compute lane
 
-struct lt_cache; // matmul.c
+struct lt_cache; // lt.h
 
 struct cuda {
     struct device base; // first member
@@ -34,9 +34,11 @@ struct cuda {
     float *scratch;
     void *host[2]; // pageable, pinned
     size_t host_bytes[2];
-    cudaEvent_t *marks, origin;
-    double origin_s; // clock_s() at `origin`
+    cudaEvent_t *marks;
     size_t n_marks;
+    cudaEvent_t origin[2]; // times count from the first; the other one is to replace it
+    bool renewing;
+    double origin_s; // clock_s() at the first
     uint64_t pageable_copies;
     int multiprocessors;
     struct error error; // the first one; nothing is queued after it
@@ -59,9 +61,12 @@ bool cuda_launched(struct device *dev, const char *kernel);
 // The same for any library: what it says of its code.
 void cuda_fail(struct device *dev, const char *call, const char *why);
 
-// Matrix products' plans (matmul.c). Opened with the device.
+// Matrix products' plans (lt.c). Opened with the device, when its dtype is set.
 int lt_open(struct cuda *cuda, struct error *err);
 void lt_close(struct cuda *cuda);
+// FLOP/s of the product of square matrices of size n, the best of several: on memory of its own,
+// with a smaller n if there is not enough. 0: not even for that, or the device has an error.
+double lt_rate(struct cuda *cuda, size_t n);
 
 extern const struct layers layers_cuda_fp32, layers_cuda_bf16;
 
