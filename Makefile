@@ -173,7 +173,7 @@ $(DEV): %: %.o $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
-$(DEV_CUDA): %: %.o $(LIB_OBJ)
+$(DEV_CUDA): %: %.o $(BUILD)/dev/cuda/study.o $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
@@ -206,7 +206,7 @@ $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
 $(BUILD)/dev/cuda/%.o: dev/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CU  $@'
-	$(Q)$(NVCC) $(NVCCFLAGS) $(DTYPE_bf16) -DVARIANT=cuda_bf16 -MMD -MP -c $< -o $@
+	$(Q)$(CU_COMPILER_$(CUDA)) $(DTYPE_bf16) -DVARIANT=cuda_bf16 -MMD -MP -c $< -o $@
 
 # Kernels for tests of the CPU runtime itself.
 $(BUILD)/test/cuda/%.o: test/cuda/%.cu $(BUILD)/flags
