@@ -49,14 +49,15 @@ DTYPE_bf16  = -DUSE_BF16
 
 # Every file of kernels/cuda is compiled once per dtype, but for what is of the device as a whole.
 # nvcc: code for sm_80 and sm_90, and PTX of the latter for what comes after them. g++, for tests:
-# the same files with shim.h around them, and every access instrumented (test/cuda/sim.h).
+# the same files with shim.h around them, and every access instrumented (test/cuda/sim.h). Without
+# SRA, which makes four accesses of one of 16 bytes, whose alignment is to be checked.
 NVCC      = $(NVCC_FOUND)
 NVCCFLAGS = -std=c++17 -O3 -I. -lineinfo --threads 2 -Xcompiler -Wall,-Wextra,-fno-strict-aliasing \
             -Werror all-warnings -gencode arch=compute_80,code=sm_80 \
             -gencode arch=compute_90,code=[sm_90,compute_90]
 SIMFLAGS  = -std=c++17 -g -O1 -I. -isystem $(CUDA_HOME)/include -x c++ -include test/cuda/shim.h \
-            -fsanitize=thread -fno-strict-aliasing -fno-math-errno -ffp-contract=off -Wall -Wextra \
-            -Wno-unknown-pragmas -Werror
+            -fsanitize=thread -fno-tree-sra -fno-strict-aliasing -fno-math-errno \
+            -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas -Werror
 CUDA_DEVICE = kernels/cuda/device.c kernels/cuda/lt.c
 CUDA_OPS_C  = $(filter-out $(CUDA_DEVICE),$(wildcard kernels/cuda/*.c))
 CUDA_OPS_CU = $(wildcard kernels/cuda/*.cu)
@@ -163,6 +164,7 @@ $(TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 # Tests that need the CPU runtime: `make CUDA=sim sim-tests`.
 .PHONY: sim-tests
 sim-tests: $(SIM_TESTS) $(BUILD)/test/test_contract $(BIN)/train_gpt $(BIN)/tokenize
+$(BUILD)/test/cuda/test_kernel: $(BUILD)/test/cuda/planted.o
 $(SIM_TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
@@ -205,6 +207,12 @@ $(BUILD)/dev/cuda/%.o: dev/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CU  $@'
 	$(Q)$(NVCC) $(NVCCFLAGS) $(DTYPE_bf16) -DVARIANT=cuda_bf16 -MMD -MP -c $< -o $@
+
+# Kernels for tests of the CPU runtime itself.
+$(BUILD)/test/cuda/%.o: test/cuda/%.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CU  $@'
+	$(Q)g++ $(SIMFLAGS) -DVARIANT=cuda_fp32 -MMD -MP -c $< -o $@
 
 CU_COMPILER_1   = $(NVCC) $(NVCCFLAGS)
 CU_COMPILER_sim = g++ $(SIMFLAGS)

@@ -22,6 +22,7 @@ struct warp {
 };
 
 struct sim_thread *sim_self;
+const void *sim_site;
 uint32_t sim_epoch, sim_block, sim_blocks;
 const struct sim_kernel *sim_kernel_now;
 
@@ -36,6 +37,7 @@ static unsigned fibers;   // so many have a stack
 static bool abandoned;
 static uint3 block_index;
 static uint64_t rng;
+static int ordered; // of sim_settings, for this launch
 
 static uint32_t below(uint32_t n)
 {
@@ -43,15 +45,23 @@ static uint32_t below(uint32_t n)
     return (uint32_t)((rng >> 32) * n >> 32);
 }
 
+extern const char __executable_start[];
+
+// What addr2line is to be asked for.
+static unsigned long offset_of(const void *site)
+{
+    return site ? (unsigned long)((uintptr_t)site - (uintptr_t)__executable_start) : 0;
+}
+
 const char *sim_where(void)
 {
-    static char where[256];
+    static char where[512];
     if (!sim_kernel_now) {
         return "host";
     }
     uint3 b = block_index, t = sim_self ? sim_self->index : (uint3){0, 0, 0};
-    snprintf(where, sizeof where, "block %u,%u,%u thread %u,%u,%u of kernel %s", b.x, b.y, b.z, t.x,
-             t.y, t.z, sim_kernel_now->name);
+    snprintf(where, sizeof where, "block %u,%u,%u thread %u,%u,%u of kernel %s (code at 0x%lx)",
+             b.x, b.y, b.z, t.x, t.y, t.z, sim_kernel_now->name, offset_of(sim_site));
     return where;
 }
 
@@ -166,13 +176,15 @@ static void report_deadlock(void)
         a++;
     }
     sim_self = (struct sim_thread *)a; // for sim_where
+    sim_site = a->site;
     const struct sim_thread *b = other_than(a);
     if (b) {
-        sim_report(SIM_DEADLOCK,
-                   "%s %s (mask %08x), thread %u,%u,%u %s (mask %08x): all must come to the same "
-                   "one",
-                   sim_where(), at[a->state], a->mask, b->index.x, b->index.y, b->index.z,
-                   at[b->state], b->mask);
+        sim_report(
+            SIM_DEADLOCK,
+            "%s %s (mask %08x), thread %u,%u,%u %s (mask %08x, code at 0x%lx): all must come "
+            "to the same one",
+            sim_where(), at[a->state], a->mask, b->index.x, b->index.y, b->index.z, at[b->state],
+            b->mask, offset_of(b->site));
     } else {
         sim_report(SIM_DEADLOCK, "%s %s (mask %08x), and so do all others", sim_where(),
                    at[a->state], a->mask);
@@ -181,9 +193,10 @@ static void report_deadlock(void)
 }
 
 // The thread that runs waits, in this state, until another makes it ready.
-static void wait(void)
+static void wait_turn(void)
 {
     struct sim_thread *self = sim_self, *next = take_ready(self->warp);
+    self->site = sim_site;
     if (!next) {
         abandoned = true;
         report_deadlock();
@@ -197,10 +210,11 @@ static void wait(void)
 
 int sim_barrier(int predicate)
 {
+    SIM_HERE();
     votes += predicate != 0;
     if (++arrived < n_threads) {
         sim_self->state = SIM_AT_BARRIER;
-        wait();
+        wait_turn();
         return result;
     }
     arrived = 0;
@@ -236,7 +250,7 @@ static bool lanes_meet(enum sim_wait what, unsigned *mask, void *operand)
         all = all && lane->state == what && lane->mask == *mask;
     }
     if (!all) {
-        wait();
+        wait_turn();
         return false;
     }
     *mask = expected;
@@ -253,6 +267,7 @@ static void lanes_go(unsigned lanes)
 
 void sim_warp_barrier(unsigned mask)
 {
+    SIM_HERE();
     if (lanes_meet(SIM_AT_WARP_BARRIER, &mask, NULL)) {
         struct sim_thread *lanes = &thread[sim_self->warp * 32];
         uint32_t epoch = 0;
@@ -286,6 +301,7 @@ static unsigned shuffle_source(enum sim_shuffle how, unsigned lane, unsigned by,
 
 uint64_t sim_shuffle(enum sim_shuffle how, unsigned mask, uint64_t bits, unsigned by, int width)
 {
+    SIM_HERE();
     struct shuffle mine = {bits, shuffle_source(how, sim_self->lane, by, width)};
     unsigned lanes = mask;
     if (lanes_meet(SIM_AT_SHUFFLE, &lanes, &mine)) {
@@ -312,6 +328,7 @@ uint64_t sim_shuffle(enum sim_shuffle how, unsigned mask, uint64_t bits, unsigne
 
 unsigned sim_ballot(unsigned mask, int predicate)
 {
+    SIM_HERE();
     unsigned mine = predicate != 0, lanes = mask;
     if (lanes_meet(SIM_AT_BALLOT, &lanes, &mine)) {
         struct sim_thread *t = &thread[sim_self->warp * 32];
@@ -335,6 +352,7 @@ unsigned sim_active(void)
 
 void sim_warp(void (*run)(void *const *lanes), void *mine)
 {
+    SIM_HERE();
     unsigned lanes = 0xffffffffu;
     if (lanes_meet(SIM_AT_WARP, &lanes, mine)) {
         if (lanes != 0xffffffffu) {
@@ -395,9 +413,9 @@ static void thread_main(void)
 static void order(uint8_t *things, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        things[i] = (uint8_t)(sim_settings()->order == SIM_REVERSE ? n - 1 - i : i);
+        things[i] = (uint8_t)(ordered == SIM_REVERSE ? n - 1 - i : i);
     }
-    for (unsigned i = n; sim_settings()->order == SIM_SHUFFLE && i > 1; i--) {
+    for (unsigned i = n; ordered == SIM_SHUFFLE && i > 1; i--) {
         unsigned j = below(i);
         uint8_t swap = things[j];
         things[j] = things[i - 1];
@@ -422,11 +440,13 @@ static void begin_launch(const struct sim_kernel *kernel)
 {
     sim_fibers_open();
     sim_kernel_now = kernel;
+    sim_site = NULL;
     dim3 d = kernel->block, g = kernel->grid;
     n_threads = d.x * d.y * d.z;
     n_warps = (n_threads + 31) / 32;
     sim_blocks = g.x * g.y * g.z;
     abandoned = false;
+    ordered = (int)sim_settings()->order;
     rng += sim_settings()->seed;
     for (unsigned i = 0; i < n_threads; i++) {
         thread[i] = (struct sim_thread){.index = {i % d.x, i / d.x % d.y, i / d.x / d.y},
@@ -454,7 +474,7 @@ static void run_block(uint32_t number)
     sim_epoch++;
     returned = arrived = 0;
     votes = 0;
-    if (sim_settings()->order == SIM_SHUFFLE) {
+    if (ordered == SIM_SHUFFLE) {
         order_threads();
     }
     sim_shared_block();
@@ -462,6 +482,9 @@ static void run_block(uint32_t number)
     for (unsigned i = 0; i < n_threads; i++) {
         thread[i].state = SIM_RUNS;
         thread[i].warp_epoch = 0;
+        thread[i].copies = thread[i].commits = 0;
+        thread[i].mask = 0;
+        thread[i].site = NULL;
     }
     for (unsigned w = 0; w < n_warps; w++) {
         warp[w].waiting = 0;
@@ -484,7 +507,7 @@ void sim_run_kernel(const struct sim_kernel *kernel)
     // Shuffled: i*step + start walks through all blocks where step and their number have no common
     // divisor.
     uint32_t n = sim_blocks, start = 0, step = 1;
-    if (sim_settings()->order == SIM_SHUFFLE) {
+    if (ordered == SIM_SHUFFLE) {
         start = below(n);
         do {
             step = 1 + below(n);
@@ -492,7 +515,7 @@ void sim_run_kernel(const struct sim_kernel *kernel)
     }
     for (uint32_t i = 0; i < n && !abandoned; i++) {
         uint32_t forward = (uint32_t)(((uint64_t)i * step + start) % n);
-        run_block(sim_settings()->order == SIM_REVERSE ? n - 1 - i : forward);
+        run_block(ordered == SIM_REVERSE ? n - 1 - i : forward);
     }
     if (abandoned) { // stacks hold what was under way
         fibers = 0;

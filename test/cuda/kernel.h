@@ -37,16 +37,21 @@ struct sim_thread {
     uint3 index;
     unsigned number, lane, warp, rank; // rank: of its lane in the order of its warp
     enum sim_wait state;
-    unsigned mask;       // of the warp operation that it waits at
-    void *operand;       // of the same
-    uint32_t warp_epoch; // grows with every barrier of lanes; lower ones are ordered before
+    unsigned mask;            // of the warp operation that it waits at
+    void *operand;            // of the same
+    uint32_t warp_epoch;      // grows with every barrier of lanes; lower ones are ordered before
+    const void *site;         // where it waits
+    unsigned copies, commits; // cp.async: under way, and groups so far
 };
 
 // The thread that runs; NULL: host code.
 extern struct sim_thread *sim_self;
+// Where in the code it has last called the runtime.
+extern const void *sim_site;
+#define SIM_HERE() (sim_site = __builtin_return_address(0))
 // Grows with every barrier and block: what has a lower one is ordered before.
 extern uint32_t sim_epoch;
-// The block that runs, and their number.
+// The block that runs, and how many the launch has.
 extern uint32_t sim_block, sim_blocks;
 extern const struct sim_kernel *sim_kernel_now;
 
@@ -60,23 +65,26 @@ void sim_access_block(void);  // a block of it begins
 
 // ---- shared.c ----
 
-// Where dynamic shared memory begins. Whatever an address within SIM_WINDOW of it, it is meant.
-#define SIM_WINDOW ((size_t)1 << 20)
+// Dynamic shared memory: what is asked for begins here, DYNAMIC_BYTES could be used. An address
+// that is up to SIM_WINDOW away from that is meant to be in it.
+#define SIM_WINDOW        ((size_t)1 << 20)
+#define SIM_DYNAMIC_BYTES ((size_t)256 << 10)
 extern uintptr_t sim_dynamic;
 
-struct sim_variable { // a __shared__ variable, or another thread-local one
-    const char *name;
-    uintptr_t offset;
+struct sim_variable { // a __shared__ one
+    const char *symbol;
+    uintptr_t at;
     size_t bytes;
-    uint32_t launch; // last one that has used it
+    bool used; // by this launch
 };
 extern uintptr_t sim_tls; // this thread's block of thread-local variables
 extern size_t sim_tls_bytes;
-// The one that `offset` lies in, or the nearest before it on its page; NULL: none.
-struct sim_variable *sim_variable_at(uintptr_t offset);
+// The one that an address in that block is meant to be in; NULL: none is near. From its first use
+// in a launch on, it is poisoned for each block.
+struct sim_variable *sim_variable_at(uintptr_t a);
+const char *sim_variable_name(const struct sim_variable *v);
 
-void sim_shared_launch(void);                       // a launch begins
-void sim_shared_block(void);                        // poisons what the launch has
-void sim_shared_use(struct sim_variable *variable); // the launch has this one: poisons it
+void sim_shared_launch(void); // a launch begins
+void sim_shared_block(void);  // a block of it begins
 
 #endif
