@@ -9,12 +9,19 @@
 
 // ---- memory (runtime.c) ----
 
+// What touched the memory from origin on (race.c): a number per 4 bytes, and one per page of them,
+// which counts instead of them unless it is MIXED. All are 0 at first.
+#define PAGE_CELLS ((size_t)1024)
+#define MIXED      0x80000000u
+struct shadow {
+    uintptr_t origin; // a multiple of 4
+    uint32_t *cells, *pages;
+};
+
 // Bytes that operations may touch: an allocation, or a part of one.
 struct span {
     uintptr_t lo, hi; // [lo, hi)
-    // Shadow: what touched the 4 bytes at origin + 4 i (race.c). origin is a multiple of 4.
-    uint32_t *cells;
-    uintptr_t origin;
+    struct shadow shadow;
     enum { SPAN_DEVICE, SPAN_PINNED, SPAN_REGISTERED } kind;
     bool read_only;
     unsigned number; // of the allocation, from 1

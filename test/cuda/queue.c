@@ -34,6 +34,7 @@ static struct {
     struct lane lanes[LANES];
     struct clock done, host; // done.at[LANE_HOST] is the largest number
     size_t pending;
+    int schedule; // as it was when the first of those that are pending was queued
     struct op *free_ops;
     // virtual time
     double now;
@@ -218,7 +219,7 @@ uint32_t queue_add(int lane, const struct op *wanted)
     op->next = NULL;
     *l->tail = op;
     l->tail = &op->next;
-    q.pending++;
+    q.schedule = q.pending++ ? q.schedule : (int)sim_settings()->schedule;
     q.misses = 0;
     note_add(lane, op->seq,
              &(struct note){.name = op->name,
@@ -408,12 +409,11 @@ static void host_reaches(const struct clock *target)
 
 void queue_poke(void)
 {
-    const struct sim_settings *s = sim_settings();
-    if (s->schedule == SIM_TIME) {
-        q.now += s->speed.call_s;
+    if (q.schedule == SIM_TIME) {
+        q.now += sim_settings()->speed.call_s;
         while (advance(q.now)) {
         }
-    } else if (s->schedule == SIM_RANDOM && q.pending > 0) {
+    } else if (q.schedule == SIM_RANDOM && q.pending > 0) {
         uint64_t r = sim_random();
         size_t n = r % 4 == 0 ? (r >> 8) % (q.pending + 1) : (r >> 8) % 3;
         while (n-- > 0 && run_one(NULL)) {
@@ -436,8 +436,7 @@ static void report_hang(const struct clock *target, const char *call)
 
 bool queue_settle(const struct clock *target, const char *call)
 {
-    bool timed = sim_settings()->schedule == SIM_TIME;
-    bool any = sim_settings()->schedule == SIM_RANDOM;
+    bool timed = q.schedule == SIM_TIME, any = q.schedule == SIM_RANDOM;
     while (!queue_done(target)) {
         if (!(timed ? advance(1e300)
                     : run_one(any && sim_random() % 2 ? NULL : target) || run_one(target))) {
@@ -461,10 +460,10 @@ bool queue_poll(const struct clock *target)
         clock_join(&q.host, target);
         return true;
     }
-    const struct sim_settings *s = sim_settings();
-    if (s->schedule == SIM_LAZY) {
+    if (q.schedule == SIM_LAZY) {
         run_one(target);
-    } else if (s->schedule == SIM_TIME && (++q.misses > MISSES_MAX || s->speed.call_s <= 0)) {
+    } else if (q.schedule == SIM_TIME &&
+               (++q.misses > MISSES_MAX || sim_settings()->speed.call_s <= 0)) {
         double next = 1e300;
         for (int e = 0; e < ENGINES; e++) {
             const struct op *op = q.engine_runs[e];

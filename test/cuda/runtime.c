@@ -25,7 +25,7 @@
 struct region {
     uintptr_t base, end, next; // next: where to look for room first
     uintptr_t align;
-    uint32_t *cells;
+    struct shadow shadow;
     size_t reserved; // behind base, with what aligning it has cost
     void *reservation;
 };
@@ -59,13 +59,16 @@ static struct {
     unsigned allocations, frees;
     struct CUstream_st *streams;
     struct CUevent_st *events;
-    uint64_t rng, launches;
+    uint64_t rng, seed, launches;
     struct sigaction before; // us
 } rt;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 uint64_t sim_random(void)
 {
+    if (rt.seed != sim_settings()->seed) {
+        rt.rng = rt.seed = sim_settings()->seed;
+    }
     uint64_t x = rt.rng += UINT64_C(0x9e3779b97f4a7c15);
     x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -84,7 +87,24 @@ static void *reserve(size_t bytes, int protection)
     return p;
 }
 
-static void region_make(struct region *r, size_t bytes, uintptr_t align, int protection)
+static struct shadow shadow_make(uintptr_t origin, size_t bytes)
+{
+    size_t pages = bytes / (4 * PAGE_CELLS) + 1;
+    return (struct shadow){
+        .origin = origin,
+        .cells = reserve(pages * PAGE_CELLS * sizeof(uint32_t), PROT_READ | PROT_WRITE),
+        .pages = reserve(pages * sizeof(uint32_t), PROT_READ | PROT_WRITE)};
+}
+
+static void shadow_drop(const struct shadow *s, size_t bytes)
+{
+    size_t pages = bytes / (4 * PAGE_CELLS) + 1;
+    munmap(s->cells, pages * PAGE_CELLS * sizeof(uint32_t));
+    munmap(s->pages, pages * sizeof(uint32_t));
+}
+
+// Huge pages: of a region that is large, and much used. They make mprotect cheap.
+static void region_make(struct region *r, size_t bytes, uintptr_t align, int protection, bool huge)
 {
     bytes = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     r->reserved = bytes + HUGE_PAGE;
@@ -93,16 +113,17 @@ static void region_make(struct region *r, size_t bytes, uintptr_t align, int pro
     r->end = r->base + bytes;
     r->next = r->base;
     r->align = align;
-    r->cells = reserve(bytes, PROT_READ | PROT_WRITE);
-    madvise((void *)r->base, bytes, MADV_HUGEPAGE);
-    madvise(r->cells, bytes, MADV_HUGEPAGE);
+    r->shadow = shadow_make(r->base, bytes);
+    if (huge) {
+        madvise((void *)r->base, bytes, MADV_HUGEPAGE);
+    }
 }
 
 static void region_drop(struct region *r)
 {
     if (r->reservation) {
         munmap(r->reservation, r->reserved);
-        munmap(r->cells, r->end - r->base);
+        shadow_drop(&r->shadow, r->end - r->base);
     }
 }
 
@@ -190,11 +211,7 @@ static void *region_take(struct region *r, size_t bytes, int kind)
         return NULL;
     }
     r->next = (at + bytes + 2 * r->align - 1) / r->align * r->align;
-    struct span span = {.lo = at,
-                        .hi = at + bytes,
-                        .cells = r->cells + (at - r->base) / 4,
-                        .origin = at,
-                        .kind = kind};
+    struct span span = {.lo = at, .hi = at + bytes, .shadow = r->shadow, .kind = kind};
     span_insert(&span);
     return (void *)at;
 }
@@ -306,10 +323,10 @@ static void begin(void)
 {
     const struct sim_settings *s = sim_settings();
     rt.ready = true;
-    rt.rng = s->seed * UINT64_C(0x9e3779b97f4a7c15);
     rt.caller = pthread_self();
-    region_make(&rt.device, 2 * s->memory + ((size_t)64 << 20), 256, PROT_NONE);
-    region_make(&rt.pinned, PINNED_BYTES, 4096, PROT_READ | PROT_WRITE);
+    region_make(&rt.device, 2 * s->memory + ((size_t)64 << 20), 256, PROT_NONE,
+                s->memory >= (size_t)16 << 20);
+    region_make(&rt.pinned, PINNED_BYTES, 4096, PROT_READ | PROT_WRITE, false);
     rt.device_top = rt.device.base;
     queue_reset();
     race_reset();
@@ -319,7 +336,7 @@ static void forget_all(void)
 {
     for (size_t i = 0; i < rt.n_live; i++) {
         if (rt.live[i].kind == SPAN_REGISTERED) {
-            munmap(rt.live[i].cells, rt.live[i].hi - rt.live[i].origin + 4);
+            shadow_drop(&rt.live[i].shadow, rt.live[i].hi - rt.live[i].shadow.origin);
         }
     }
     region_drop(&rt.device);
@@ -608,11 +625,11 @@ static cudaError_t free_span(void *p, int kind, const char *call)
         return code;
     }
     size_t bytes = span->hi - span->lo;
-    uint32_t *cells = span->cells;
-    size_t cells_bytes = span->hi - span->origin + 4;
+    struct shadow shadow = span->shadow;
+    uintptr_t end = span->hi;
     span_remove(p);
     if (kind == SPAN_REGISTERED) {
-        munmap(cells, cells_bytes);
+        shadow_drop(&shadow, end - shadow.origin);
         return cudaSuccess;
     }
     uintptr_t lo = ((uintptr_t)p + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
@@ -686,9 +703,9 @@ cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
     if (sim_settings()->failure == SIM_PIN) {
         return sim_leave(cudaErrorMemoryAllocation);
     }
-    struct span span = {.lo = at, .hi = at + bytes, .origin = at & ~(uintptr_t)3};
-    span.kind = SPAN_REGISTERED;
-    span.cells = reserve(span.hi - span.origin + 4, PROT_READ | PROT_WRITE);
+    uintptr_t origin = at & ~(uintptr_t)3;
+    struct span span = {.lo = at, .hi = at + bytes, .kind = SPAN_REGISTERED};
+    span.shadow = shadow_make(origin, span.hi - origin);
     span_insert(&span);
     return sim_leave(cudaSuccess);
 }
