@@ -1,19 +1,23 @@
-// attention.cu - a study of attention in bf16: the plain kernels as the reference, the shipped ones
-// on tensor cores, and these with other tiles; each checked against the reference and timed over
-// shapes. `make CUDA=1 dev-cuda`, then build-cuda/dev/cuda/attention on a machine with a GPU.
+// attention.cu - study of attention: the plain kernels as the reference and, in bf16, the shipped
+// ones on tensor cores and these with other tiles; each checked against the reference, and timed
+// over shapes. With the argument `check` only small shapes run, once.
 //
 // FLOPs are those of what causal attention needs: half of 2 products forward, of 5 backward, which
 // computes 7 (attention.h): dK and dV 4, of which 3.5 are counted, dQ 3, counted as 1.5.
 // To make another choice the default: mma_forward_sizes and mma_backward_sizes.
+#include "kernels/cuda/attention_plain.cuh"
+#ifdef USE_BF16
 #include "kernels/cuda/attention_mma.cuh"
+#endif
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <vector>
 
-#define ARENA_BYTES ((size_t)3 << 30)
-#define REPEATS     10
+#define REPEATS 10
 
+#ifdef USE_BF16
 template <int HEAD, int M, int C, bool K> struct forward_tiles {
     static const int HS = HEAD, MT = M, COLUMNS = C;
     static const bool KEEP = K;
@@ -21,6 +25,8 @@ template <int HEAD, int M, int C, bool K> struct forward_tiles {
 template <int HEAD, int M, int C, int SC> struct backward_tiles {
     static const int HS = HEAD, MT = M, COLUMNS = C, SCORES = SC;
 };
+
+#endif
 
 struct study {
     struct device *dev;
@@ -51,6 +57,7 @@ template <bool K> static void run_backward_plain(struct study *s)
     LAUNCH(s->dev, (attention_backward_plain<128, K>), attention_blocks(s->a, PLAIN_ROWS),
            PLAIN_THREADS, smem, s->dqkv, s->dout, s->qkv, s->lse, s->a);
 }
+#ifdef USE_BF16
 template <class S> static void run_forward(struct study *s)
 {
     launch_forward_mma<S>(s->dev, s->out, s->lse, s->qkv, s->a);
@@ -82,11 +89,14 @@ template <class S, bool K> static void run_backward(struct study *s)
             run_backward<backward_tiles<hs, mt, columns, scores>, false>                           \
     }
 
+#endif
+
 // The first of each pass is the reference.
 static const struct version versions[] = {
     {FORWARD, 0, "plain", run_forward_plain},
     {KEYS, 0, "plain", run_backward_plain<true>},
     {QUERIES, 0, "plain", run_backward_plain<false>},
+#ifdef USE_BF16
     SHIPPED(64),
     FORWARD_TRY(64, 1, 64, true),
     FORWARD_TRY(64, 1, 128, true),
@@ -107,12 +117,15 @@ static const struct version versions[] = {
     QUERIES_TRY(128, 1, 64, 32),
     QUERIES_TRY(128, 1, 64, 64),
     QUERIES_TRY(128, 2, 32, 16),
+#endif
 };
 
+// The first ones are for checks.
+#define CHECKS 2
 static const struct {
     int B, T, NH, hs;
-} shapes[] = {{1, 777, 3, 64},   {16, 1024, 12, 64}, {4, 1024, 25, 64},
-              {2, 8192, 12, 64}, {1, 777, 3, 128},   {4, 2048, 16, 128}};
+} shapes[] = {{1, 133, 2, 64},   {2, 65, 1, 128},   {16, 1024, 12, 64},
+              {4, 1024, 25, 64}, {2, 8192, 12, 64}, {4, 2048, 16, 128}};
 
 static void check_status(struct device *dev)
 {
@@ -128,7 +141,7 @@ static void random_values(struct study *s, floatX *x, size_t n)
 {
     std::vector<floatX> host(n);
     for (size_t i = 0; i < n; i++) {
-        host[i] = __float2bfloat16_rn((float)rand() / (float)RAND_MAX * 2 - 1);
+        host[i] = from_float<floatX>((float)rand() / (float)RAND_MAX * 2 - 1);
     }
     device_poke(s->dev, x, host.data(), n * sizeof *x);
 }
@@ -153,7 +166,7 @@ static std::vector<float> fetch(const struct study *s, enum pass pass, size_t n)
     device_peek(s->dev, host.data(), pass == FORWARD ? s->out : s->dqkv, count * sizeof(floatX));
     for (size_t i = 0; i < count; i++) {
         if (pass == FORWARD || (i % (3 * C) < C) == (pass == QUERIES)) {
-            values.push_back(__bfloat162float(host[i]));
+            values.push_back(to_float(host[i]));
         }
     }
     return values;
@@ -192,7 +205,7 @@ static double best_ms(struct study *s, const struct version *v)
 }
 
 // All versions of a pass; how many are wrong.
-static int try_pass(struct study *s, enum pass pass, size_t n)
+static int try_pass(struct study *s, enum pass pass, size_t n, bool timed)
 {
     std::vector<float> expected;
     double T = s->a.T, flops = pass_products[pass] * s->a.B * T * T * (double)s->a.C;
@@ -202,8 +215,11 @@ static int try_pass(struct study *s, enum pass pass, size_t n)
             continue;
         }
         // D lies where dQ is stored: what is timed below, after this, is right no more.
+        size_t bytes = n * sizeof(floatX);
+        device_fill(s->dev, s->dqkv, 0xff, 3 * bytes);
         run_forward_plain(s);
         launch_row_dots(s->dev, s->dqkv, s->dout, s->out, s->a);
+        device_fill(s->dev, s->out, 0xff, pass == FORWARD ? bytes : 0);
         v.run(s);
         check_status(s->dev);
         std::vector<float> got = fetch(s, pass, n);
@@ -211,41 +227,47 @@ static int try_pass(struct study *s, enum pass pass, size_t n)
         if (expected.empty()) {
             expected = got;
         }
-        double ms = best_ms(s, &v);
         bool right = off < 0.02; // p and ds are rounded to bf16: 2^-8 each
         wrong += !right;
-        printf("  %-8s %-36s %9.3f ms %8.1f TFLOP/s   off by %.1e of the largest%s\n",
-               pass_names[pass], v.tiles, ms, flops / ms * 1e-9, off, right ? "" : "   WRONG");
+        printf("  %-8s %-36s off by %.1e of the largest%s", pass_names[pass], v.tiles, off,
+               right ? "" : "   WRONG");
+        if (timed) {
+            double ms = best_ms(s, &v);
+            printf("   %9.3f ms %8.1f TFLOP/s", ms, flops / ms * 1e-9);
+        }
+        printf("\n");
         fflush(stdout);
     }
     return wrong;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct device_config config = {};
     struct study s = {};
     struct error err;
     void *arena;
+    bool check = argc > 1 && strcmp(argv[1], "check") == 0;
+    size_t n_shapes = check ? CHECKS : sizeof shapes / sizeof *shapes;
     int wrong = 0;
     config.kind = "cuda";
-    config.dtype = DTYPE_BF16;
+    config.dtype = sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32;
     config.head_size = ATTENTION_HEAD_SIZE_MAX;
-    config.max_seq = 8192;
-    config.padded_vocab = 128;
-    if (device_open(&s.dev, &config, &err) || device_arena(s.dev, ARENA_BYTES, &arena, &err)) {
+    if (device_open(&s.dev, &config, &err) ||
+        device_arena(s.dev, check ? (size_t)64 << 20 : (size_t)1 << 30, &arena, &err)) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }
     printf("%s\n", s.dev->summary);
-    for (const auto &shape : shapes) {
-        s.a = attention_of(shape.B, shape.T, (size_t)shape.NH * shape.hs, shape.NH);
+    for (size_t i = 0; i < n_shapes; i++) {
+        size_t C = (size_t)shapes[i].NH * shapes[i].hs;
+        s.a = attention_of(shapes[i].B, shapes[i].T, C, shapes[i].NH);
         size_t n = lay_out(&s, (char *)arena);
         random_values(&s, s.qkv, 3 * n);
         random_values(&s, s.dout, n);
-        printf("B %d T %d NH %d hs %d\n", shape.B, shape.T, shape.NH, shape.hs);
+        printf("B %d T %d NH %d hs %d\n", s.a.B, s.a.T, s.a.NH, s.a.hs);
         for (int pass = FORWARD; pass <= QUERIES; pass++) {
-            wrong += try_pass(&s, (enum pass)pass, n);
+            wrong += try_pass(&s, (enum pass)pass, n, i >= CHECKS);
         }
     }
     device_close(s.dev);
