@@ -113,7 +113,7 @@ PTXAS = $(foreach d,$(DTYPES),$(CUDA_OPS_CU:kernels/cuda/%.cu=$(BUILD)/cuda-$d/%
 ptxas-table: $(PTXAS) ## CUDA=1: registers, shared memory and spills of every kernel
 	@for file in $(PTXAS); do \
 	    dtype=$${file%/*}; echo "== $$(basename $$file .ptxas).cu $${dtype##*-}"; \
-	    $(CUDA_HOME)/bin/cu++filt -p <$$file; \
+	    c++filt -p <$$file; \
 	done | awk -f scripts/ptxas_table.awk scripts/ptxas_spills -
 
 help: ## list the targets
@@ -123,8 +123,9 @@ clean: ## remove everything that make has built
 	rm -rf build build-* $(PROGRAMS)
 
 .PHONY: run-tests run-fuzzers where
-where: # folders of the programs and of everything else; scripts ask
+where: # the folders of the programs and of all else that is built, for scripts
 	@echo $(BIN) $(BUILD)
+
 run-tests: all $(TESTS)
 	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) test/run.sh $(LONG) $(TEST)
 
@@ -207,7 +208,7 @@ $(BUILD)/cuda-$1/%.o: kernels/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo '  CU  $$@'
 	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
-$(BUILD)/cuda-$1/%.ptxas: kernels/cuda/%.cu $(BUILD)/flags
+$(BUILD)/cuda-$1/%.ptxas: kernels/cuda/%.cu $(wildcard kernels/cuda/*.*h) $(BUILD)/flags
 	@mkdir -p $$(@D)
 	$$(Q)$$(NVCC) $$(filter-out --threads 2,$$(NVCCFLAGS)) $$(DTYPE_$1) -DVARIANT=cuda_$1 \
 	    -Xptxas -v -c $$< -o $$@.o 2>$$@ || { cat $$@; exit 1; }
