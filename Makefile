@@ -78,8 +78,9 @@ TESTS     = $(patsubst %.c,$(BUILD)/%,$(wildcard test/test_*.c))
 TEST_OBJ  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_%,$(wildcard test/*.c)))
 FUZZERS   = $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 DEV       = $(patsubst %.c,$(BUILD)/%,$(wildcard dev/*.c))
+DEV_CUDA  = $(patsubst %.cu,$(BUILD)/%,$(wildcard dev/cuda/*.cu))
 
-.PHONY: all demo corpus test test-long bench fuzz check-format ptxas-table help clean FORCE
+.PHONY: all demo corpus test test-long bench dev-cuda fuzz check-format help clean FORCE
 all: $(PROGRAMS:%=$(BIN)/%) ## build ./train_gpt and ./tokenize
 
 demo: ## the whole way in minutes: packages, build, corpus, training, sample; leaves out/demo/
@@ -99,6 +100,8 @@ test-long: ## `make test` with the tests that take long
 bench: $(DEV) ## measure sgemm, memory bandwidth and training, print one table
 	$(BUILD)/dev/bench
 
+dev-cuda: $(DEV_CUDA) ## with CUDA=1: build the studies of single kernels, BUILD/dev/cuda/NAME
+
 FUZZ_SECONDS = 60
 fuzz: ## run each fuzzer of test/fuzz for FUZZ_SECONDS=60 s (needs clang)
 	@scripts/install_deps.sh ci
@@ -109,6 +112,7 @@ check-format: ## fail where clang-format would change something
 	@command -v clang-format >/dev/null || { scripts/install_deps.sh ci; }
 	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
 
+.PHONY: ptxas-table
 PTXAS = $(foreach d,$(DTYPES),$(CUDA_OPS_CU:kernels/cuda/%.cu=$(BUILD)/cuda-$d/%.ptxas))
 ptxas-table: $(PTXAS) ## CUDA=1: registers, shared memory and spills of every kernel
 	@for file in $(PTXAS); do \
@@ -126,8 +130,15 @@ clean: ## remove everything that make has built
 where: # the folders of the programs and of all else that is built, for scripts
 	@echo $(BIN) $(BUILD)
 
-run-tests: all $(TESTS)
-	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) test/run.sh $(LONG) $(TEST)
+run-tests: all $(TESTS) $(if $(SIM_BUILD),for-sim-tests)
+	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) CUDA_SIM=$(SIM_BUILD) test/run.sh $(LONG) $(TEST)
+
+# The CUDA files on the CPU, for test/test_cuda_*.sh: where there is a toolkit (its headers), and
+# nothing else is asked for.
+SIM_BUILD = $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),$(if $(SAN)$(COMPILER),,build-cudasim))
+.PHONY: for-sim-tests
+for-sim-tests:
+	@$(MAKE) --no-print-directory CUDA=sim BUILD=$(SIM_BUILD) sim-tests
 
 # The corpora grow in the build folder; what is worth keeping is committed by hand.
 run-fuzzers: $(FUZZERS)
@@ -162,12 +173,16 @@ $(TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 
 # Tests that need the CPU runtime: `make CUDA=sim sim-tests`.
 .PHONY: sim-tests
-sim-tests: $(SIM_TESTS) $(BIN)/train_gpt
+sim-tests: $(SIM_TESTS) $(BUILD)/test/test_contract $(BIN)/train_gpt $(BIN)/tokenize
 $(SIM_TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -lcmocka -o $@
 
 $(DEV): %: %.o $(LIB_OBJ)
+	@echo '  LD  $@'
+	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
+
+$(DEV_CUDA): %: %.o $(LIB_OBJ)
 	@echo '  LD  $@'
 	$(Q)$(CC) $(LDFLAGS) $(filter %.o,$^) $(LDLIBS) -o $@
 
@@ -196,6 +211,11 @@ $(BUILD)/ops-$1-$2/%.o: kernels/cpu/ops/%.c $(BUILD)/flags
 	    -c $$< -o $$@
 endef
 $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
+
+$(BUILD)/dev/cuda/%.o: dev/cuda/%.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CU  $@'
+	$(Q)$(NVCC) $(NVCCFLAGS) $(DTYPE_bf16) -DVARIANT=cuda_bf16 -MMD -MP -c $< -o $@
 
 CU_COMPILER_1   = $(NVCC) $(NVCCFLAGS)
 CU_COMPILER_sim = g++ $(SIMFLAGS)

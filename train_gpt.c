@@ -439,6 +439,25 @@ static int shape_from_options(struct run *run, struct gpt_config *c, struct erro
     return STATUS_OK;
 }
 
+// Settles where to compute and, if it was not asked for, in which dtype. What is emulated, or only
+// planned for another machine, needs no GPU.
+static void choose_device(struct run *run)
+{
+    struct options *o = &run->o;
+    char why[512] = "";
+    if (o->device == DEVICE_AUTO) {
+        bool cpu = o->emulate[0] || o->link_gb_per_s > 0 || (o->plan_only && o->machine[0]);
+        const char *kind = cpu ? "cpu" : device_kind("auto", why, sizeof why);
+        o->device = strcmp(kind, "cuda") == 0 ? DEVICE_CUDA : DEVICE_CPU;
+    }
+    if (why[0]) {
+        fprintf(stderr, "training on the CPU: %s\n", why);
+    }
+    if (o->device == DEVICE_CUDA && !options_given(o, "dtype") && run->resumed.fd < 0) {
+        o->dtype = CHOICE_BF16;
+    }
+}
+
 // Settles the model's shape and writes it back into the options, where a checkpoint saves it.
 static int choose_model(struct run *run, struct error *err)
 {
@@ -584,6 +603,7 @@ static struct device_config device_config(const struct run *run)
 static int open_device(struct run *run, const struct device_config *config, struct error *err)
 {
     struct device_config host = device_config(run);
+    host.kind = "cpu";
     host.threads = (int)run->o.host_threads;
     if (device_open(&run->dev, config, err) ||
         (run->planned && device_open(&run->host, &host, err))) {
@@ -677,7 +697,7 @@ static int make_plan(struct run *run, struct error *err)
 {
     struct prepared *p = &run->prepared;
     struct prepare_config config = prepare_config(run);
-    run->planned = wants_plan(&run->o);
+    run->planned = wants_plan(&run->o) || run->o.device == DEVICE_CUDA;
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
         return err->status;
     }
@@ -742,6 +762,7 @@ static int run_plan_only(struct run *run, struct error *err)
     struct policy_result *results;
     char name[96];
     size_t n;
+    choose_device(run);
     if (tokenizer_beside(&run->tokenizer, run->o.train, err) || choose_model(run, err) ||
         choose_batch(run, err)) {
         return err->status;
@@ -972,13 +993,14 @@ static int run_generate(struct run *run, struct error *err)
         return error_set(err, STATUS_USAGE,
                          "--generate needs a trained --model FILE (model_*.bin), not %s", o->model);
     }
+    choose_device(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
         check_prompt(run, err)) {
         return err->status;
     }
     run->B = 1;
     run->T = run->gpt.config.max_seq;
-    run->planned = o->device_memory != OPTION_AUTO;
+    run->planned = o->device_memory != OPTION_AUTO || o->device == DEVICE_CUDA;
     struct prepare_config preparing = prepare_config(run);
     if (prepare_inference(&run->prepared, &preparing, err) ||
         open_device(run, &run->prepared.device, err)) {
@@ -1312,6 +1334,10 @@ static int train(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
+    if (status && run->damaged && run->o.out[0] && saved > 0) {
+        fprintf(stderr, "train_gpt: the last checkpoint is that of step %llu, in %s: --resume\n",
+                (unsigned long long)saved, run->o.out);
+    }
     return status;
 }
 
@@ -1322,6 +1348,7 @@ static int run_training(struct run *run, struct error *err)
         return err->status;
     }
     guess_val(run);
+    choose_device(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
         choose_batch(run, err) || check_prompt(run, err) || open_data(run, err) ||
         check_room(run, err) || make_plan(run, err) ||

@@ -38,7 +38,7 @@
 
 // In the order of the enums in options.h.
 static const char *const schedules[] = {"cosine", "linear", "constant", "wsd", NULL};
-static const char *const devices[] = {"auto", "cpu", NULL};
+static const char *const devices[] = {"auto", "cpu", "cuda", NULL};
 static const char *const dtypes[] = {"fp32", "bf16", NULL};
 static const char *const formats[] = {"text", "json", NULL};
 static const char *const off_on[] = {"0", "1", NULL};
@@ -108,9 +108,11 @@ static const struct option_row table[] = {
     SWITCH("log-json", NULL, log_json, false, "metrics as JSON lines on stdout"),
 #undef GROUP
 #define GROUP "Machine"
-    CHOICE("device", NULL, device, devices, "auto", false, "where to compute"),
+    CHOICE("device", NULL, device, devices, "auto", false,
+           "where to compute; auto: a GPU if there is one"),
     INT("threads", NULL, threads, "0", 0, 4096, false, "CPU threads; 0: all cores"),
-    CHOICE("dtype", NULL, dtype, dtypes, "fp32", true, "parameters and gradients"),
+    CHOICE("dtype", NULL, dtype, dtypes, "fp32", true,
+           "parameters and gradients; on cuda bf16 unless it is given"),
     INT("seed", NULL, seed, "1337", 0, 4294967295.0, true, "of weights, data order and samples"),
     INT("head-rows", NULL, head_rows, "256", 1, 1 << 20, true,
         "rows of logits that exist at one time"),

@@ -41,7 +41,7 @@ enum {
 };
 
 enum schedule_choice { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
-enum device_choice { DEVICE_AUTO, DEVICE_CPU };
+enum device_choice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum dtype_choice { CHOICE_FP32, CHOICE_BF16 };
 enum format_choice { FORMAT_TEXT, FORMAT_JSON };
 

@@ -3,10 +3,15 @@
 // A lane's thread waits until an operation in its list may start, runs it without the mutex, and
 // then counts down its successors of this step and the next; those that reach 0 go into their
 // lanes' lists. The lists are short, so the choice is a walk through them.
+//
+// On a device that queues, "runs" is "is queued" for three of the lanes: the caller's thread does
+// that, and asks the device which operations are done. An operation of the compute lane is counted
+// down early, when what it waits for is queued.
 #include "hete/execute.h"
 #include "hete/step.h"
 #include "kernels/clock.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +20,8 @@
 #include <time.h>
 
 #define IN_FLIGHT 2
+#define QUEUE_MAX 64    // operations of the compute lane that a device is given ahead
+#define POLL_S    20e-6 // between questions to a device that queues
 
 // An operation of a step: step * n_ops + op, so that program order is the order of positions.
 typedef uint64_t position;
@@ -32,7 +39,7 @@ struct flight {
     size_t left;     // operations that are not done
     bool awaited;    // its end has been seen: the place is free
     uint32_t *waits; // by operation: predecessors that are not done
-    bool *done;
+    bool *done, *queued;
 };
 
 struct ready {
@@ -52,6 +59,10 @@ struct lane_state {
     position running, last; // last: ended before
     double last_end;
     uint64_t random;
+    // On a device that queues: what it has of this lane, oldest first.
+    struct ready queue[QUEUE_MAX];
+    double queued_s[QUEUE_MAX];
+    size_t n_queued;
 };
 
 struct executor {
@@ -67,6 +78,7 @@ struct executor {
     struct flight flight[IN_FLIGHT];
     uint64_t first_step, next_step; // since the graph was loaded
     uint32_t *n_preds;              // by operation: edges within the step
+    uint32_t *first_pred, *pred;    // by operation: edges that lead to it, on a device that queues
     struct record *records;         // EXECUTE_KEPT_STEPS * n_ops
     uint64_t arrivals, progress;
     struct error error; // of the operation that failed first
@@ -101,32 +113,43 @@ static void push(struct executor *e, position at, position cause)
     pthread_cond_signal(&l->work);
 }
 
-static void release_successors(struct executor *e, position at)
+static bool on_device(const struct executor *e, enum lane lane)
+{
+    return e->config.device && lane != LANE_HOST;
+}
+
+// Does `to` wait only until `from` is queued? The stream sees to the rest.
+static bool is_early(const struct executor *e, const struct edge *edge)
+{
+    const struct op *from = e->graph->ops + edge->from, *to = e->graph->ops + edge->to;
+    return on_device(e, (enum lane)from->lane) && to->lane == LANE_COMPUTE && !to->by_host;
+}
+
+// After an operation is queued (early) or done.
+static void release_successors(struct executor *e, position at, bool early)
 {
     const struct graph *g = e->graph;
     size_t op = op_of(e, at);
     for (uint32_t i = g->first_edge[op]; i < g->first_edge[op + 1]; i++) {
         uint64_t step = step_of(e, at) + g->edges[i].next;
         struct flight *f = flight_of(e, step);
-        if (step < e->next_step && --f->waits[g->edges[i].to] == 0) {
+        if (step < e->next_step && is_early(e, g->edges + i) == early &&
+            --f->waits[g->edges[i].to] == 0) {
             push(e, step * g->n_ops + g->edges[i].to, at);
         }
     }
 }
 
-static void finish(struct executor *e, struct lane_state *l, struct record record)
+static void finish(struct executor *e, struct lane_state *l, position at, struct record record)
 {
-    position at = l->running;
     struct flight *f = flight_of(e, step_of(e, at));
-    record.end = clock_s();
     *record_of(e, at) = record;
     l->last = at;
     l->last_end = record.end;
-    l->running = NOWHERE;
     f->done[op_of(e, at)] = true;
     e->progress++;
-    release_successors(e, at);
-    if (--f->left == 0 || e->held) {
+    release_successors(e, at, false);
+    if (--f->left == 0 || e->held || e->config.device) {
         pthread_cond_broadcast(&e->finished);
     }
 }
@@ -235,11 +258,21 @@ static void run(struct executor *e, struct lane_state *l, struct ready r)
         e->error = err;
         pthread_cond_broadcast(&e->finished);
     }
+    l->running = NOWHERE;
     if (!status && !e->quit) { // who quits may have freed the graph
-        finish(e, l, record);
-    } else {
-        l->running = NOWHERE;
+        record.end = clock_s();
+        finish(e, l, r.at, record);
     }
+}
+
+static struct ready take(struct executor *e, struct lane_state *l, size_t i)
+{
+    struct ready r = l->ready[i];
+    l->ready[i] = l->ready[--l->n_ready];
+    if (l->lane == LANE_COMPUTE && !e->config.chaos) {
+        e->cursor = next_compute(e, e->cursor + 1);
+    }
+    return r;
 }
 
 static void *serve(void *arg)
@@ -254,15 +287,170 @@ static void *serve(void *arg)
             pthread_cond_wait(&l->work, &e->mutex);
             continue;
         }
-        struct ready r = l->ready[i];
-        l->ready[i] = l->ready[--l->n_ready];
-        if (l->lane == LANE_COMPUTE && !e->config.chaos) {
-            e->cursor = next_compute(e, e->cursor + 1);
-        }
-        run(e, l, r);
+        run(e, l, take(e, l, i));
     }
     pthread_mutex_unlock(&e->mutex);
     return NULL;
+}
+
+// ---- lanes of a device that queues --------------------------------------------------------------
+
+static enum device_lane device_lane(enum lane lane)
+{
+    return lane == LANE_COMPUTE ? DEVICE_COMPUTE
+                                : (lane == LANE_COPY_IN ? DEVICE_COPY_IN : DEVICE_COPY_OUT);
+}
+
+static size_t mark_of(const struct executor *e, position at)
+{
+    return step_of(e, at) % IN_FLIGHT * e->graph->n_ops + op_of(e, at);
+}
+
+static bool is_done(struct executor *e, position at)
+{
+    struct flight *f = flight_of(e, step_of(e, at));
+    return f->step != step_of(e, at) || f->done[op_of(e, at)];
+}
+
+// The k-th predecessor of an operation, or NOWHERE: of a step before the first.
+static position pred_of(const struct executor *e, position at, uint32_t k)
+{
+    const struct edge *edge = e->graph->edges + e->pred[k];
+    uint64_t step = step_of(e, at);
+    bool none = edge->next && step == e->first_step;
+    return none ? NOWHERE : (step - edge->next) * e->graph->n_ops + edge->from;
+}
+
+// Streams wait for each other only where an edge joins two of them and it is not known yet that
+// there is nothing to wait for.
+static void await_streams(struct executor *e, position at)
+{
+    size_t op = op_of(e, at);
+    for (uint32_t k = e->first_pred[op]; k < e->first_pred[op + 1]; k++) {
+        position from = pred_of(e, at, k);
+        enum lane lane =
+            from == NOWHERE ? LANE_COMPUTE : (enum lane)e->graph->ops[op_of(e, from)].lane;
+        if ((lane == LANE_COPY_IN || lane == LANE_COPY_OUT) && !is_done(e, from)) {
+            device_await(e->config.device, DEVICE_COMPUTE, mark_of(e, from));
+        }
+    }
+}
+
+static void fail_at(struct executor *e, position at, const struct error *why)
+{
+    const struct op *op = e->graph->ops + op_of(e, at);
+    if (!e->error.status) {
+        error_set(&e->error, why->status, "%s; step %llu, %s lane: %s of unit %u, micro-batch %u",
+                  why->text, (unsigned long long)step_of(e, at), lane_name((enum lane)op->lane),
+                  op_name(op->kind), op->unit, op->micro);
+    }
+}
+
+// Queues an operation; one that is the host's own is done at once.
+static void enqueue(struct executor *e, struct lane_state *l, struct ready r)
+{
+    struct device *dev = e->config.device;
+    const struct op *op = e->graph->ops + op_of(e, r.at);
+    struct error err = {0};
+    struct record record = {.cause = r.since > l->last_end ? r.cause : l->last};
+    pthread_mutex_unlock(&e->mutex); // an operation may hold the executor
+    device_begin(dev, device_lane(l->lane), op_name(op->kind));
+    await_streams(e, r.at);
+    poison(e, op);
+    record.start = clock_s();
+    int status = e->config.run(e->config.ctx, op, step_of(e, r.at), &err);
+    device_end(dev, device_lane(l->lane), mark_of(e, r.at));
+    status = status ? status : device_status(dev, &err);
+    pthread_mutex_lock(&e->mutex);
+    e->progress++;
+    if (status) {
+        fail_at(e, r.at, &err);
+        return;
+    }
+    flight_of(e, step_of(e, r.at))->queued[op_of(e, r.at)] = true;
+    if (op->by_host) {
+        record.end = clock_s();
+        finish(e, l, r.at, record);
+        return;
+    }
+    l->queued_s[l->n_queued] = record.start;
+    l->queue[l->n_queued++] = r;
+    release_successors(e, r.at, true);
+}
+
+// When it started is not asked for: when it was queued, what it waited for ended, or its lane was
+// done with what came before, whichever was last.
+static void dequeue(struct executor *e, struct lane_state *l)
+{
+    position at = l->queue[0].at;
+    size_t op = op_of(e, at);
+    struct record record = {.start = fmax(l->queued_s[0], l->last_end), .cause = l->last};
+    if (l->queued_s[0] > l->last_end) {
+        record.cause = l->queue[0].cause;
+    }
+    for (uint32_t k = e->first_pred[op]; k < e->first_pred[op + 1]; k++) {
+        position from = pred_of(e, at, k);
+        bool known = from != NOWHERE && step_of(e, from) + EXECUTE_KEPT_STEPS > step_of(e, at);
+        if (known && record_of(e, from)->end > record.start) {
+            record.start = record_of(e, from)->end;
+            record.cause = from;
+        }
+    }
+    record.end = fmax(device_passed_s(e->config.device, mark_of(e, at)), record.start);
+    l->n_queued--;
+    memmove(l->queue, l->queue + 1, l->n_queued * sizeof *l->queue);
+    memmove(l->queued_s, l->queued_s + 1, l->n_queued * sizeof *l->queued_s);
+    finish(e, l, at, record);
+}
+
+static bool retire(struct executor *e, enum lane lane)
+{
+    struct lane_state *l = e->lane + lane;
+    bool any = false;
+    while (l->n_queued && device_passed(e->config.device, mark_of(e, l->queue[0].at))) {
+        if (lane == LANE_COMPUTE) { // the copies that it waited for are done, and go first
+            retire(e, LANE_COPY_IN);
+            retire(e, LANE_COPY_OUT);
+        }
+        dequeue(e, l);
+        any = true;
+    }
+    return any;
+}
+
+// Looks once after the lanes of the device: what is done, what can be queued. False: nothing was.
+static bool drive(struct executor *e)
+{
+    bool any = false;
+    struct error err = {0};
+    for (int i = 0; i < LANES && e->config.device; i++) {
+        struct lane_state *l = e->lane + i;
+        if (i == LANE_HOST) {
+            continue;
+        }
+        any |= retire(e, (enum lane)i);
+        size_t room = i == LANE_COMPUTE ? QUEUE_MAX : 1, at;
+        bool idles = e->config.chaos && draw(l, 3) == 0;
+        while (!idles && l->n_queued < room && (at = choose(e, l)) < l->n_ready) {
+            enqueue(e, l, take(e, l, at));
+            any = true;
+        }
+    }
+    if (e->config.device && !e->error.status && device_status(e->config.device, &err)) {
+        position at =
+            e->lane[LANE_COMPUTE].n_queued ? e->lane[LANE_COMPUTE].queue[0].at : e->cursor;
+        fail_at(e, at, &err);
+    }
+    return any;
+}
+
+// Until something may have changed.
+static void rest(struct executor *e, double seconds)
+{
+    double until = clock_s() + seconds;
+    struct timespec t = {.tv_sec = (time_t)until,
+                         .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
+    pthread_cond_timedwait(&e->finished, &e->mutex, &t);
 }
 
 // ---- opening ------------------------------------------------------------------------------------
@@ -287,6 +475,9 @@ int execute_open(struct executor **out, const struct execute_config *config, str
         pthread_cond_init(&l->work, NULL);
     }
     for (int i = 0; i < LANES; i++) {
+        if (on_device(e, (enum lane)i)) {
+            continue;
+        }
         int failed = pthread_create(&e->lane[i].thread, NULL, serve, e->lane + i);
         if (failed) {
             execute_close(e);
@@ -304,18 +495,21 @@ static void unload(struct executor *e)
     for (int i = 0; i < LANES; i++) {
         free(e->lane[i].ready);
         e->lane[i].ready = NULL;
-        e->lane[i].n_ready = 0;
+        e->lane[i].n_ready = e->lane[i].n_queued = 0;
         e->lane[i].last = NOWHERE;
         e->lane[i].last_end = 0;
     }
     for (int i = 0; i < IN_FLIGHT; i++) {
         free(e->flight[i].waits);
         free(e->flight[i].done);
+        free(e->flight[i].queued);
         e->flight[i] = (struct flight){.awaited = true};
     }
     free(e->n_preds);
+    free(e->first_pred);
+    free(e->pred);
     free(e->records);
-    e->n_preds = NULL;
+    e->n_preds = e->first_pred = e->pred = NULL;
     e->records = NULL;
     e->graph = NULL;
 }
@@ -333,7 +527,9 @@ void execute_close(struct executor *e)
     pthread_mutex_unlock(&e->mutex);
     if (e->stuck) { // a lane may never come back: what it uses stays
         for (int i = 0; i < LANES; i++) {
-            pthread_detach(e->lane[i].thread);
+            if (e->lane[i].started) {
+                pthread_detach(e->lane[i].thread);
+            }
         }
         return;
     }
@@ -360,23 +556,44 @@ static bool allocate(struct executor *e, const struct graph *graph)
     for (int i = 0; i < IN_FLIGHT; i++) {
         e->flight[i].waits = malloc(n * sizeof *e->flight[i].waits);
         e->flight[i].done = malloc(n * sizeof *e->flight[i].done);
-        ok = ok && e->flight[i].waits && e->flight[i].done;
+        e->flight[i].queued = malloc(n * sizeof *e->flight[i].queued);
+        ok = ok && e->flight[i].waits && e->flight[i].done && e->flight[i].queued;
     }
     e->n_preds = calloc(n, sizeof *e->n_preds);
+    e->first_pred = calloc(n + 1, sizeof *e->first_pred);
+    e->pred = calloc(graph->n_edges + 1, sizeof *e->pred);
     e->records = calloc(EXECUTE_KEPT_STEPS * n, sizeof *e->records);
-    return ok && e->n_preds && e->records;
+    return ok && e->n_preds && e->first_pred && e->pred && e->records;
+}
+
+// Edges by where they lead.
+static void list_preds(struct executor *e, const struct graph *g)
+{
+    for (size_t i = 0; i < g->n_edges; i++) {
+        e->n_preds[g->edges[i].to] += !g->edges[i].next;
+        e->first_pred[g->edges[i].to + 1]++;
+    }
+    for (size_t op = 0; op < g->n_ops; op++) {
+        e->first_pred[op + 1] += e->first_pred[op];
+    }
+    for (size_t i = g->n_edges; i-- > 0;) { // backwards: each list begins where the next one ends
+        e->pred[--e->first_pred[g->edges[i].to + 1]] = (uint32_t)i;
+    }
+    memmove(e->first_pred, e->first_pred + 1, g->n_ops * sizeof *e->first_pred);
+    e->first_pred[g->n_ops] = (uint32_t)g->n_edges;
 }
 
 int execute_load(struct executor *e, const struct graph *graph, bool fifo, const double *pace,
                  struct error *err)
 {
+    if (e->config.device && device_marks(e->config.device, IN_FLIGHT * graph->n_ops, err)) {
+        return err->status;
+    }
     pthread_mutex_lock(&e->mutex);
     unload(e);
     bool ok = allocate(e, graph);
     if (ok) {
-        for (size_t i = 0; i < graph->n_edges; i++) {
-            e->n_preds[graph->edges[i].to] += !graph->edges[i].next;
-        }
+        list_preds(e, graph);
         e->graph = graph;
         e->fifo = fifo;
         e->pace = pace;
@@ -414,8 +631,11 @@ int execute_start(struct executor *e, uint64_t step, struct error *err)
     f->awaited = false;
     memcpy(f->waits, e->n_preds, g->n_ops * sizeof *f->waits);
     memset(f->done, 0, g->n_ops * sizeof *f->done);
+    memset(f->queued, 0, g->n_ops * sizeof *f->queued);
     for (size_t i = 0; follows && i < g->n_edges; i++) {
-        f->waits[g->edges[i].to] += g->edges[i].next && !before->done[g->edges[i].from];
+        const struct edge *edge = g->edges + i;
+        bool over = is_early(e, edge) ? before->queued[edge->from] : before->done[edge->from];
+        f->waits[edge->to] += edge->next && !over;
     }
     e->next_step = step + 1;
     for (size_t i = 0; i < g->n_ops; i++) {
@@ -423,6 +643,7 @@ int execute_start(struct executor *e, uint64_t step, struct error *err)
             push(e, step * g->n_ops + i, NOWHERE);
         }
     }
+    drive(e);
     int status = STATUS_OK;
     if (e->error.status) {
         *err = e->error;
@@ -436,7 +657,7 @@ static void describe(const struct executor *e, const struct flight *f, char *out
 {
     size_t n = 0;
     for (int i = 0; i < LANES; i++) {
-        position at = e->lane[i].running;
+        position at = e->lane[i].n_queued ? e->lane[i].queue[0].at : e->lane[i].running;
         const char *state = "runs";
         for (size_t op = 0; at == NOWHERE && op < e->graph->n_ops; op++) {
             if (e->graph->ops[op].lane == i && !f->done[op]) {
@@ -471,10 +692,9 @@ int execute_wait(struct executor *e, uint64_t step, struct error *err)
     int status = STATUS_OK;
     pthread_mutex_lock(&e->mutex);
     for (uint64_t progress = e->progress; f->left > 0 && !e->error.status && !status;) {
-        double until = clock_s() + (patience < 1 ? patience : 1);
-        struct timespec t = {.tv_sec = (time_t)until,
-                             .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
-        pthread_cond_timedwait(&e->finished, &e->mutex, &t);
+        if (!drive(e)) {
+            rest(e, e->config.device ? POLL_S : fmin(patience, 1));
+        }
         if (e->progress != progress) {
             progress = e->progress;
             since = clock_s();
@@ -513,8 +733,10 @@ void execute_settle(struct executor *e)
 {
     pthread_mutex_lock(&e->mutex);
     for (int i = 0; i < LANES && e->held;) {
-        if (e->lane[i].running != NOWHERE && !e->error.status) {
-            pthread_cond_wait(&e->finished, &e->mutex);
+        struct lane_state *l = e->lane + i;
+        if ((l->running != NOWHERE || l->n_queued) && !e->error.status) {
+            drive(e);
+            rest(e, e->config.device ? POLL_S : 1);
             i = 0;
         } else {
             i++;

@@ -45,8 +45,8 @@ enum buffer_kind {
     BUF_WORK,
     BUF_TOKENS, // index: micro-batch; inputs and targets
     BUF_LOSSES, // index: micro-batch
-    BUF_NORM,   // sum of squares of a unit's gradient. index: unit
     // host
+    BUF_NORM, // sum of squares of a unit's gradient, stored by the device. index: unit
     BUF_HOST_PARAMS,  // what is copied to the device. index: unit, sliced
     BUF_HOST_MASTER,  // index: unit, sliced; in fp32 they are BUF_HOST_PARAMS and not declared
     BUF_HOST_MOMENTS, // index: unit, sliced
@@ -79,6 +79,9 @@ struct op {
     uint16_t kind; // whose meaning belongs to whoever built the list
     uint8_t lane;  // enum lane
     uint8_t slice; // of the unit, where the operation works on one
+    // Of the compute lane: it is the host that works, on what the operations before it gave. A
+    // device that queues has to be done with them.
+    bool by_host;
     uint32_t unit;
     uint32_t micro;                    // micro-batch
     uint32_t first_access, n_accesses; // in graph.accesses

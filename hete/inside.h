@@ -82,10 +82,11 @@ static inline char *at(const struct session *s, enum buffer_kind kind, size_t in
     return s->arena[r->space] + r->offset;
 }
 
-// Address of a device buffer for the functions of `layers`.
+// Address of a buffer for the functions of `layers`.
 static inline void *lane(const struct session *s, enum buffer_kind kind, size_t index)
 {
-    return at(s, kind, index) + s->dev->lane_offset;
+    bool device = s->layout.region[kind][index].space == SPACE_DEVICE;
+    return at(s, kind, index) + (device ? s->dev->lane_offset : 0);
 }
 
 static inline bool on_host(const struct session *s, size_t u)

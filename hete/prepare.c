@@ -73,11 +73,38 @@ static size_t memory_for_arenas(void)
     return has > HOST_RESERVE ? has - HOST_RESERVE : 0;
 }
 
+// A device with memory of its own, of which `device` bytes can be had.
+static int separate_budget(struct budget *b, const struct prepare_config *c, size_t has,
+                           size_t device, struct error *err)
+{
+    if (c->device_memory > device) {
+        return error_set(err, STATUS_FAIL,
+                         "--device-memory %zu: the device can give a model %zu bytes now; give at "
+                         "most that",
+                         c->device_memory, device);
+    }
+    if (c->host_memory > has) {
+        return error_set(err, STATUS_FAIL,
+                         "--host-memory %zu: only %zu bytes are free; give at most that",
+                         c->host_memory, has);
+    }
+    b->host = least(b->host, has);
+    b->device = least(b->device, device);
+    b->pinned = least(b->pinned, b->host);
+    return STATUS_OK;
+}
+
 // An emulated device's memory is the host's too. A machine file may give more than there is here:
 // what counts is what the plan takes of it (check_room).
 static int real_budget(struct budget *b, const struct prepare_config *c, struct error *err)
 {
-    size_t has = memory_for_arenas();
+    size_t has = memory_for_arenas(), device;
+    if (device_memory(&c->device, &device, err)) {
+        return err->status;
+    }
+    if (device < SIZE_MAX) {
+        return separate_budget(b, c, has, device, err);
+    }
     if (c->device_memory > has) {
         return error_set(err, STATUS_FAIL,
                          "--device-memory %zu: the emulated device lies in this machine's memory, "
@@ -97,9 +124,11 @@ static int real_budget(struct budget *b, const struct prepare_config *c, struct 
 
 // Before anything is allocated. Budgets that the user did not set may be this machine's whole
 // memory, each of them.
-static int check_room(const struct prediction *p, struct error *err)
+static int check_room(const struct prediction *p, const struct prepare_config *c, struct error *err)
 {
-    size_t needs = p->device_bytes + p->host_bytes + p->pinned_bytes, has = memory_for_arenas();
+    bool separate = strcmp(c->device.kind, "cuda") == 0; // it has been checked
+    size_t device = separate ? 0 : p->device_bytes;
+    size_t needs = device + p->host_bytes + p->pinned_bytes, has = memory_for_arenas();
     if (needs <= has) {
         return STATUS_OK;
     }
@@ -378,7 +407,7 @@ static int choose(struct context *x, size_t B, double limit_s, struct error *err
         plan_predict(&out->prediction, &out->plan, &out->problem, err)) {
         return err->status;
     }
-    return check_room(&out->prediction, err);
+    return check_room(&out->prediction, c, err);
 }
 
 // The micro-batch that makes a whole step shortest, of those that divide it. Ties: the larger one.
@@ -436,7 +465,7 @@ int prepare_resident(struct prepared *out, const struct prepare_config *config, 
         plan_predict(&out->prediction, &out->plan, p, err)) {
         return err->status;
     }
-    return check_room(&out->prediction, err);
+    return check_room(&out->prediction, config, err);
 }
 
 static int inference_bytes(size_t *device, size_t *host, const struct plan_problem *p,

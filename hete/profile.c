@@ -48,6 +48,7 @@ struct profile {
     struct calls_layout calls;
     struct optimizer_layout opt;
     size_t elems, copy_bytes, walked;
+    bool on_host; // host work is measured: another thread calls the device
     // Host memory: the first four pinned.
     char *params, *grads, *in, *out;
     float *master, *m, *v, *chunks;
@@ -90,6 +91,9 @@ static double once(struct profile *p, work_fn *work, size_t arg)
 {
     double start = clock_s();
     work(p, arg);
+    if (!p->on_host) {
+        device_sync(p->dev);
+    }
     return clock_s() - start;
 }
 
@@ -236,6 +240,7 @@ static void fill_for_optimizer(struct profile *p)
     const struct optimizer_layout *o = &p->opt;
     size_t n = p->elems;
     device_fill(p->dev, p->base, 0, o->end);
+    device_sync(p->dev);
     memset(p->in, 1, p->copy_bytes);
     memset(p->out, 1, p->copy_bytes);
     const struct {
@@ -423,33 +428,78 @@ static void *run_copier(void *arg)
     return NULL;
 }
 
+// The same on a device that queues, which a single thread calls: copiers of both directions.
+static void *run_queued_copiers(void *arg)
+{
+    struct copier *copiers = arg;
+    struct device *dev = copiers->p->dev;
+    double since[2] = {clock_s(), clock_s()};
+    bool queued[2] = {false, false}, stop = false;
+    while (!stop || queued[0] || queued[1]) {
+        stop = atomic_load(copiers->stop);
+        for (size_t d = 0; d < 2; d++) {
+            struct copier *c = copiers + d;
+            if (queued[d] && device_passed(dev, d)) {
+                size_t n = atomic_load(&c->copies);
+                double end = device_passed_s(dev, d);
+                c->times[n % TRIES_MAX] = fmax(end - since[d], SECONDS_MIN);
+                since[d] = end;
+                queued[d] = false;
+                atomic_store(&c->copies, n + 1);
+            }
+            if (!queued[d] && !stop) {
+                enum device_lane lane = c->out ? DEVICE_COPY_OUT : DEVICE_COPY_IN;
+                (c->out ? run_copy_out : run_copy_in)(c->p, c->p->copy_bytes);
+                device_end(dev, lane, d);
+                queued[d] = true;
+            }
+        }
+        struct error err;
+        if (device_status(dev, &err)) { // nothing will ever be passed
+            atomic_store(&copiers[0].copies, TRIES_MAX);
+            atomic_store(&copiers[1].copies, TRIES_MAX);
+            break;
+        }
+    }
+    return NULL;
+}
+
 // Runs `work` while both directions copy; times[d]: seconds of a copy meanwhile (in, out).
 static int while_copying(struct profile *p, void (*work)(void *ctx), void *ctx, double times[2],
                          struct error *err)
 {
     atomic_bool stop = false;
     struct copier copier[2];
-    size_t started = 0;
-    for (; started < 2; started++) {
-        copier[started] = (struct copier){.p = p, .out = started == 1, .stop = &stop};
-        if (pthread_create(&copier[started].thread, NULL, run_copier, &copier[started])) {
+    size_t started = 0, threads = p->dev->queues ? 1 : 2;
+    if (device_marks(p->dev, 2, err)) {
+        return err->status;
+    }
+    for (size_t d = 0; d < 2; d++) {
+        copier[d] = (struct copier){.p = p, .out = d == 1, .stop = &stop};
+    }
+    for (; started < threads; started++) {
+        if (pthread_create(&copier[started].thread, NULL,
+                           p->dev->queues ? run_queued_copiers : run_copier, copier + started)) {
             break;
         }
     }
-    for (size_t d = 0; started == 2 && d < 2; d++) {
+    for (size_t d = 0; started == threads && d < 2; d++) {
         while (atomic_load(&copier[d].copies) < 4) {
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
         }
     }
-    if (started == 2 && work) {
+    if (started == threads && work) {
         work(ctx);
     }
     atomic_store(&stop, true);
     for (size_t d = 0; d < started; d++) {
         pthread_join(copier[d].thread, NULL);
+    }
+    for (size_t d = 0; started == threads && d < 2; d++) {
         times[d] = median(copier[d].times, least(atomic_load(&copier[d].copies), TRIES_MAX));
     }
-    return started == 2 ? STATUS_OK : error_set(err, STATUS_FAIL, "no thread for copies");
+    return started == threads ? device_status(p->dev, err)
+                              : error_set(err, STATUS_FAIL, "no thread for copies");
 }
 
 static double rate(const struct profile *p, double seconds, double latency)
@@ -523,6 +573,7 @@ struct host_work {
 static void work_on_host(void *ctx)
 {
     struct host_work *w = ctx;
+    w->p->on_host = true;
     size_t block = w->p->model->block.params;
     size_t slice = (block / SLICES / SUMSQ_CHUNK + 1) * SUMSQ_CHUNK;
     slice = least(slice, w->p->elems);
@@ -530,6 +581,7 @@ static void work_on_host(void *ctx)
     w->costs->host_speculate = measure(w->p, run_host_speculate, slice) / (double)slice;
     w->costs->host_accumulate = measure(w->p, run_host_accumulate, slice) / (double)slice;
     w->costs->host_norm = measure(w->p, run_host_norm, slice) / (double)slice;
+    w->p->on_host = false;
 }
 
 // ---- all of it ----------------------------------------------------------------------------------

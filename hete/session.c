@@ -179,7 +179,7 @@ bool session_measure(struct session *s, struct measured *out)
                              .guesses = s->guesses,
                              .right = s->right,
                              .host_threads = s->host ? s->host->threads : 0,
-                             .isa = s->dev->isa};
+                             .isa = s->host ? s->host->isa : s->dev->isa};
     lane_times(&out->times, &s->step, s->timings, 1, steps);
     execute_late(s->lanes, first + 1, &out->late, &out->paced); // the first one warms up
     for (size_t i = 0; i < s->step.n_ops; i++) {
@@ -258,6 +258,19 @@ static int take_arenas(struct session *s, struct error *err)
     return STATUS_OK;
 }
 
+// A device that queues stores the norms where the host reads them.
+static int check_norms(const struct session *s, struct error *err)
+{
+    for (size_t u = 0; u < s->model->units && s->dev->queues; u++) {
+        if (s->layout.region[BUF_NORM][u].space != SPACE_PINNED) {
+            return error_set(err, STATUS_FAIL,
+                             "--pinned-memory %zu: the norms of %zu units alone need %zu",
+                             s->config.pinned, s->model->units, s->model->units * DEVICE_ALIGN);
+        }
+    }
+    return STATUS_OK;
+}
+
 static int build(struct session *s, struct error *err)
 {
     struct {
@@ -280,13 +293,15 @@ static bool needs_lanes(const struct session *s)
     for (size_t u = 0; u < s->model->units; u++) {
         any_host |= on_host(s, u);
     }
-    return any_host || s->dev->separate || s->config.chaos || s->config.pace || s->config.lanes;
+    return any_host || s->dev->separate || s->dev->queues || s->config.chaos || s->config.pace ||
+           s->config.lanes;
 }
 
 static int open_lanes(struct session *s, struct error *err)
 {
     struct execute_config lanes = {.run = run_op,
                                    .ctx = s,
+                                   .device = s->dev->queues ? s->dev : NULL,
                                    .watchdog_s = s->config.watchdog_s,
                                    .chaos = s->config.chaos,
                                    .poison = poison};
@@ -331,7 +346,8 @@ static int open_session(struct session *s, struct error *err)
     }
     step_shape(&s->shape, s->model, s->dev->dtype, c->B, c->T, c->micro_batches, c->train);
     if (layout_make(&s->layout, &s->shape, &s->plan, pinned, err) ||
-        check_layout(&s->layout, err) || build(s, err) || take_arenas(s, err)) {
+        check_layout(&s->layout, err) || check_norms(s, err) || build(s, err) ||
+        take_arenas(s, err)) {
         return err->status;
     }
     return open_lanes(s, err);

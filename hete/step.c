@@ -408,7 +408,8 @@ static void add_backward(struct building *b, size_t micro)
 // they do not, it only feeds the log and must not stop the compute lane.
 static void add_clip(struct building *b)
 {
-    add(b, OP_CLIP, b->plan->hold_updates ? LANE_COMPUTE : LANE_HOST, 0, 0);
+    enum lane lane = b->plan->hold_updates ? LANE_COMPUTE : LANE_HOST;
+    graph_add(b->g, OP_CLIP, lane, 0, 0)->by_host = true;
     for (size_t u = 0; u <= b->last; u++) {
         if (accumulates(b) && on_host(b, u)) {
             touch_all(b, ACCESS_READ, BUF_HOST_CHUNKS, u, u);
@@ -648,8 +649,6 @@ static void place_device_unit(struct placing *p, size_t u)
     if (u && !d->recompute) {
         place(p, SPACE_DEVICE, BUF_KEPT, u, s->bytes.kept);
     }
-    bool on_host = d->host_optimizer && s->micro_batches > 1; // where the sum is
-    place(p, SPACE_DEVICE, BUF_NORM, u, s->train && !on_host ? sizeof(double) : 0);
 }
 
 static void place_shared(struct placing *p)
@@ -693,6 +692,10 @@ static void place_pinned(struct placing *p)
     const struct step_shape *s = p->shape;
     size_t units = s->model->units, steps_in_flight = 2;
     bool sums = s->micro_batches > 1;
+    for (size_t u = 0; u < units; u++) { // where the sum is on the host the norm is taken there
+        bool there = p->plan->unit[u].host_optimizer && sums;
+        place(p, SPACE_PINNED, BUF_NORM, u, s->train && !there ? sizeof(double) : 0);
+    }
     for (size_t m = 0; m < s->micro_batches; m++) {
         place(p, SPACE_PINNED, BUF_HOST_LOSSES, m, fp32(s->B * s->T));
     }

@@ -1,7 +1,9 @@
 // device.c - opens a device of the kind that is asked for, and passes the calls of device.h on.
 #include "kernels/driver.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #ifdef USE_CUDA
 #define KINDS "auto, cpu, cuda"
@@ -9,21 +11,71 @@
 #define KINDS "auto, cpu"
 #endif
 
+const char *device_kind(const char *asked, char *why, size_t size)
+{
+    snprintf(why, size, "%s", "");
+    if (strcmp(asked, "auto") != 0) {
+        return asked;
+    }
+#ifdef USE_CUDA
+    struct error err;
+    if (cuda_probe(&err) == STATUS_OK) {
+        return "cuda";
+    }
+    snprintf(why, size, "%s", err.text);
+#endif
+    return "cpu";
+}
+
 int device_open(struct device **out, const struct device_config *config, struct error *err)
 {
-    bool any = strcmp(config->kind, "auto") == 0;
-    if (strcmp(config->kind, "cpu") == 0) {
+    char why[sizeof err->text];
+    const char *kind = device_kind(config->kind, why, sizeof why);
+    if (strcmp(kind, "cpu") == 0) {
         return cpu_open(out, config, err);
     }
 #ifdef USE_CUDA
-    if (!any && strcmp(config->kind, "cuda") == 0) {
+    if (strcmp(kind, "cuda") == 0) {
         return cuda_open(out, config, err);
     }
 #endif
-    if (any) {
-        return cpu_open(out, config, err);
+    return error_set(err, STATUS_USAGE,
+                     "--device %s: this build has " KINDS "; cuda needs one made by make CUDA=1",
+                     kind);
+}
+
+int device_memory(const struct device_config *config, size_t *bytes, struct error *err)
+{
+    struct device_config free = *config;
+    struct device *dev;
+    *bytes = SIZE_MAX;
+    if (strcmp(config->kind, "cpu") == 0) {
+        return STATUS_OK;
     }
-    return error_set(err, STATUS_USAGE, "--device %s: this build has " KINDS, config->kind);
+    free.memory = 0;
+    if (device_open(&dev, &free, err)) {
+        return err->status;
+    }
+    *bytes = dev->memory;
+    device_close(dev);
+    return STATUS_OK;
+}
+
+void *host_map(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        return NULL;
+    }
+    madvise(p, bytes, MADV_HUGEPAGE); // advice only: fewer page faults and TLB misses
+    return p;
+}
+
+void host_unmap(void *p, size_t bytes)
+{
+    if (p) {
+        munmap(p, bytes);
+    }
 }
 
 int device_arena(struct device *dev, size_t bytes, void **base, struct error *err)

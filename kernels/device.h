@@ -85,6 +85,13 @@ struct device {
     char warning[512]; // empty, or what the user should know before training
 };
 
+// The kind that is meant: `asked`, or, for "auto", the best that can be used here. why: what speaks
+// against a better one, else "".
+const char *device_kind(const char *asked, char *why, size_t size);
+
+// Bytes that an arena could have on a device of this kind now; SIZE_MAX: what the host has.
+int device_memory(const struct device_config *config, size_t *bytes, struct error *err);
+
 // Opens a device. STATUS_USAGE: no such kind; STATUS_FAIL: it is not usable here.
 int device_open(struct device **out, const struct device_config *config, struct error *err);
 

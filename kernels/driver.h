@@ -32,6 +32,12 @@ struct device_driver {
 
 // One per kind. STATUS_FAIL: it cannot be used here, and why.
 int cpu_open(struct device **out, const struct device_config *config, struct error *err);
+// Is there a GPU that cuda_open can use?
+int cuda_probe(struct error *err);
 int cuda_open(struct device **out, const struct device_config *config, struct error *err);
+
+// Zero-filled host memory that a device's arena of some gigabytes is well served by; NULL: none.
+void *host_map(size_t bytes);
+void host_unmap(void *p, size_t bytes);
 
 #endif

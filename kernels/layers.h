@@ -94,8 +94,8 @@ struct layers {
     void (*classifier)(struct device *, float *losses, void *logits, const int32_t *targets,
                        float dscale, size_t N, size_t V, size_t Vp);
 
-    // *sum (device memory) = sum of squares of x(n): fp32 within SUMSQ_CHUNK elements, double
-    // across chunks in order. chunks: workspace of ceil(n/SUMSQ_CHUNK) floats.
+    // *sum (device or pinned memory) = sum of squares of x(n): fp32 within SUMSQ_CHUNK elements,
+    // double across chunks in order. chunks: workspace of ceil(n/SUMSQ_CHUNK) floats.
     void (*sumsq)(struct device *, double *sum, float *chunks, const void *x, size_t n);
     void (*sumsq_fp32)(struct device *, double *sum, float *chunks, const float *x, size_t n);
 

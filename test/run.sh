@@ -3,7 +3,8 @@
 #
 #     test/run.sh [--long] [FILTER]     only the tests whose name contains FILTER
 #
-# A test is a program $BUILD/test/test_* (built from test/test_*.c) or a script test/test_*.sh. It
+# A test is a program $BUILD/test/test_* (built from test/test_*.c), a script test/test_*.sh, or a
+# program $CUDA_SIM/test/cuda/test_* (from test/cuda/test_*.c, named cuda_* here). It
 # speaks TAP on stdout (cmocka with CMOCKA_MESSAGE_OUTPUT=TAP, scripts through test/tap.sh) and
 # exits with 0 (passed), 1 (failed) or 77 (nothing in it can run here; the last line on stderr says
 # why). Tests named test_long_* run only with --long.
@@ -16,7 +17,8 @@
 # failed or none passed.
 #
 # Environment, for the tests too: BUILD (folder of objects and test programs, default build),
-# TRAIN_GPT_BIN (folder of ./train_gpt and ./tokenize), TRAIN_GPT_SHARED (real text for tests,
+# TRAIN_GPT_BIN (folder of ./train_gpt and ./tokenize), CUDA_SIM (folder of a build with CUDA=sim, or
+# empty: its tests are skipped), TRAIN_GPT_SHARED (real text for tests,
 # default ../shared), TEST_SKIP (names of tests to leave out), TEST_SECONDS (limit for one program),
 # TESTS (folder of the scripts and sources; test/test_run.sh plants its own there).
 set -u
@@ -122,12 +124,22 @@ run_test() {
     done < <(skip_lines "$out" "$err")
 }
 
-for source in "$tests"/test_*.c "$tests"/test_*.sh; do
+for source in "$tests"/test_*.c "$tests"/test_*.sh "$tests"/cuda/test_*.c; do
     [ -e "$source" ] || continue
     name=$(basename "${source%.*}")
+    [[ $source == */cuda/* ]] && name=cuda_${name#test_}
     [[ $name == *"$filter"* && " ${TEST_SKIP-} " != *" $name "* ]] || continue
     [[ $name == test_long_* && -z $long ]] && continue
     case $source in
+    */cuda/*.c)
+        path=${CUDA_SIM-}/test/cuda/test_${name#cuda_}
+        if [ -z "${CUDA_SIM-}" ]; then
+            printf 'skip  %-28s\n' "$name"
+            skips+=("$name: no CUDA toolkit was found (or a build with SAN or CC=clang)")
+            skipped_sum=$((skipped_sum + 1))
+            continue
+        fi
+        ;;
     *.c) path=$BUILD/test/$name ;;
     *) path=$source ;;
     esac

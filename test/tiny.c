@@ -69,16 +69,23 @@ struct gpt_config tiny_config(const struct tiny_shape *shape)
                                .head_rows = shape->head_rows};
 }
 
+const char *test_device(void)
+{
+    const char *kind = getenv("TEST_DEVICE");
+    return kind ? kind : "cpu";
+}
+
 void tiny_open(struct tiny *t, const struct tiny_shape *shape)
 {
     struct gpt_config config = tiny_config(shape);
-    struct device_config device = {.kind = "cpu",
+    struct device_config device = {.kind = test_device(),
                                    .dtype = shape->dtype,
                                    .threads = shape->threads,
                                    .head_size = gpt_head_size(&config),
                                    .max_seq = shape->max_seq,
                                    .padded_vocab = gpt_padded_vocab(&config)};
     struct device_config plain = device;
+    plain.kind = "cpu";
     device.memory = shape->memory;
     device.link = shape->link;
     struct session_config session = {.B = shape->B,

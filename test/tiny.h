@@ -1,4 +1,4 @@
-// tiny.h - small GPTs in a session on the cpu device, and random numbers, for tests.
+// tiny.h - small GPTs in a session, and random numbers, for tests.
 //
 // A failure of anything here that is not itself under test fails the running case.
 #ifndef TEST_TINY_H
@@ -38,6 +38,9 @@ struct tiny {
     size_t tokens;       // of a step
     size_t micro_tokens; // of a micro-batch
 };
+
+// The kind of device that is under test: TEST_DEVICE, or cpu.
+const char *test_device(void);
 
 struct gpt_config tiny_config(const struct tiny_shape *shape);
 void tiny_open(struct tiny *t, const struct tiny_shape *shape);

@@ -54,23 +54,6 @@ sgemm_fn cpu_sgemm(enum isa isa)
     return table[isa];
 }
 
-static void *map(size_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) {
-        return NULL;
-    }
-    madvise(p, bytes, MADV_HUGEPAGE); // advice only: fewer page faults and TLB misses
-    return p;
-}
-
-static void unmap(void *p, size_t bytes)
-{
-    if (p) {
-        munmap(p, bytes);
-    }
-}
-
 static void processor_name(char *out, size_t size)
 {
     snprintf(out, size, "unknown processor");
@@ -172,7 +155,7 @@ static int cpu_arena(struct device *dev, size_t bytes, void **base, struct error
                          "larger --device-memory, or a smaller model, --micro-batch or --seq",
                          bytes, dev->memory);
     }
-    void *arena = map(bytes), *addresses = NULL;
+    void *arena = host_map(bytes), *addresses = NULL;
     if (!arena) {
         return no_memory(err, "a device arena", bytes);
     }
@@ -202,7 +185,7 @@ static int cpu_host_arena(struct device *dev, size_t bytes, bool pinned, void **
         return error_set(err, STATUS_FAIL, "the arena of %s host memory is sealed at %zu bytes",
                          kind, cpu->host_bytes[pinned]);
     }
-    cpu->host[pinned] = map(bytes);
+    cpu->host[pinned] = host_map(bytes);
     if (!cpu->host[pinned]) {
         return no_memory(err, pinned ? "a pinned host arena" : "a host arena", bytes);
     }
@@ -321,7 +304,7 @@ static double cpu_matmul_rate(struct device *dev, size_t n)
 {
     struct cpu *cpu = cpu_of(dev);
     size_t bytes = n * n * sizeof(float);
-    float *x = map(3 * bytes);
+    float *x = host_map(3 * bytes);
     if (!x) {
         return 0;
     }
@@ -355,11 +338,11 @@ static void cpu_rest(struct device *dev)
 static void cpu_close(struct device *dev)
 {
     struct cpu *cpu = cpu_of(dev);
-    unmap(cpu->scratch, dev->workspace_bytes);
-    unmap(cpu->arena, cpu->arena_bytes);
-    unmap(cpu->addresses, cpu->arena_bytes);
-    unmap(cpu->host[0], cpu->host_bytes[0]);
-    unmap(cpu->host[1], cpu->host_bytes[1]);
+    host_unmap(cpu->scratch, dev->workspace_bytes);
+    host_unmap(cpu->arena, cpu->arena_bytes);
+    host_unmap(cpu->addresses, cpu->arena_bytes);
+    host_unmap(cpu->host[0], cpu->host_bytes[0]);
+    host_unmap(cpu->host[1], cpu->host_bytes[1]);
     if (dev->separate) {
         pthread_mutex_destroy(&cpu->link_lock);
     }
@@ -417,7 +400,7 @@ int cpu_open(struct device **out, const struct device_config *config, struct err
     cpu->scratch_floats = device_round(floats * sizeof(float)) / sizeof(float);
     dev->workspace_bytes =
         (cpu->scratch_floats * (size_t)dev->threads + MATMUL_PARTIALS) * sizeof(float);
-    cpu->scratch = map(dev->workspace_bytes);
+    cpu->scratch = host_map(dev->workspace_bytes);
     if (!cpu->scratch) {
         int e = error_set(err, STATUS_FAIL, "no memory for %d x %zu bytes of thread scratch: %s",
                           dev->threads, cpu->scratch_floats * sizeof(float), strerror(errno));

@@ -34,9 +34,11 @@ struct cuda {
     float *scratch;
     void *host[2]; // pageable, pinned
     size_t host_bytes[2];
-    cudaEvent_t *marks, origin;
-    double origin_s; // clock_s() at `origin`
+    cudaEvent_t *marks;
     size_t n_marks;
+    cudaEvent_t origin[2]; // times count from the first; the other one is to replace it
+    bool renewing;
+    double origin_s; // clock_s() at the first
     uint64_t pageable_copies;
     int multiprocessors;
     struct error error; // the first one; nothing is queued after it

@@ -5,8 +5,9 @@
 //   shim.h  fiber.c block.c access.c     one kernel launch: a fiber per CUDA thread, blocks one
 //                          after the other, shuffles and barriers, shared memory, and our own
 //                          __tsan_* callbacks (no libtsan)
-//   runtime.c queue.c race.c             cuda* functions of the same names as the real ones:
+//   runtime.c queue.c race.c report.c    cuda* functions of the same names as the real ones:
 //                          memory, streams, events, copies; a seeded scheduler; vector clocks
+//                          (host.h is between them)
 //   lt.c                   the part of cuBLASLt that the project uses, on the CPU
 //
 // Everything runs on the one thread that calls the CUDA API, inside its calls.
@@ -54,6 +55,17 @@ void sim_touch(const void *p, size_t bytes, bool write);
 void sim_part(const void *p, size_t bytes, bool read_only);
 void sim_parts_forget(void);
 
+// The host reads or writes pinned memory now, from any thread: what a host lane does, which nothing
+// instruments. A copy that is queued, and of whose end the host does not know yet, must not touch
+// the same bytes. Nothing happens in programs without the runtime.
+void sim_host_access(const void *p, size_t bytes, bool write) __attribute__((weak));
+static inline void sim_host_touch(const void *p, size_t bytes, bool write)
+{
+    if (sim_host_access) {
+        sim_host_access(p, bytes, write);
+    }
+}
+
 // ---- reports ----
 
 enum sim_kind {
@@ -76,16 +88,45 @@ void sim_expect_reports(bool quiet);
 const char *sim_last_report(void);
 
 // ---- settings: environment variables, or before the first CUDA call ----
+//
+// cudaDeviceReset begins anew, with the settings as they are then.
+
+// What goes wrong, for tests of how a program takes it.
+enum sim_failure {
+    SIM_HEALTHY,
+    SIM_NO_DRIVER,  // "no-driver"
+    SIM_OLD_DRIVER, // "old-driver"
+    SIM_NO_DEVICE,  // "no-device"
+    SIM_SM_75,      // "sm_75": a GPU that is too old
+    SIM_OOM,        // "oom": no device memory, although it looks free
+    SIM_PIN,        // "pin": host memory cannot be pinned
+    SIM_LOST,       // "lost:N": the device is gone from the N-th launch on (from 1)
+    SIM_HANG,       // "hang:N": the N-th launch never ends. What would wait for it for ever is
+                    // reported as SIM_DEADLOCK and returns cudaErrorLaunchTimeout.
+};
+
+// Virtual time: what takes how long. A kernel or fill takes as long as memory needs for the bytes
+// that it touches, each counted once per operation and direction.
+struct sim_speed {
+    double call_s;            // of the host, in each call
+    double kernel_s, copy_s;  // of each kernel or fill, each copy
+    double copy_in, copy_out; // bytes/s of the two copy engines
+    double memory;            // bytes/s
+};
+
 struct sim_settings {
     uint64_t seed;                                        // SIM_SEED
     enum { SIM_FORWARD, SIM_REVERSE, SIM_SHUFFLE } order; // SIM_ORDER: of lanes, warps and blocks
     // SIM_SCHEDULE: lazy (an operation runs when somebody waits for it), random (any ready stream,
     // at each call), time (by virtual time)
     enum { SIM_LAZY, SIM_RANDOM, SIM_TIME } schedule;
-    size_t memory; // SIM_MEMORY: bytes of device memory; 512 MiB
+    size_t memory;            // SIM_MEMORY: bytes of device memory; 512 MiB
+    enum sim_failure failure; // SIM_FAIL
+    uint64_t failure_launch;  // its N
+    struct sim_speed speed;
 };
 struct sim_settings *sim_settings(void);
-double sim_time(void); // virtual seconds, SIM_TIME
+double sim_time(void); // virtual seconds of the host, SIM_TIME
 
 #ifdef __cplusplus
 }

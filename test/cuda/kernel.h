@@ -1,0 +1,82 @@
+// kernel.h - one launch from inside: what fiber.c, block.c, access.c and shared.c share.
+//
+//   memory of the threads  | guard | stack 0 | guard | stack 1 | ...        fiber.c
+//   dynamic shared memory  | window, no access | bytes asked for | window | shared.c
+//   static shared memory   this thread's TLS block: shim.h makes __shared__ thread_local
+#ifndef TEST_CUDA_KERNEL_H
+#define TEST_CUDA_KERNEL_H
+
+#include "test/cuda/threads.h"
+
+#define SIM_THREADS 1024 // of a block
+#define SIM_WARPS   (SIM_THREADS / 32)
+
+// ---- fiber.c ----
+
+// Stacks of SIM_THREADS fibers, made at the first call; index SIM_THREADS is the host's.
+void sim_fibers_open(void);
+// The next switch to it calls entry, which never returns, on an empty stack.
+void sim_fiber_reset(unsigned fiber, void (*entry)(void));
+void sim_fiber_switch(unsigned from, unsigned to);
+extern uintptr_t sim_stacks;
+extern size_t sim_stacks_bytes;
+
+// ---- block.c ----
+
+enum sim_wait {
+    SIM_RUNS,
+    SIM_RETURNED,
+    SIM_AT_BARRIER,
+    SIM_AT_WARP_BARRIER,
+    SIM_AT_SHUFFLE,
+    SIM_AT_BALLOT,
+    SIM_AT_WARP,
+};
+
+struct sim_thread {
+    uint3 index;
+    unsigned number, lane, warp, rank; // rank: of its lane in the order of its warp
+    enum sim_wait state;
+    unsigned mask;       // of the warp operation that it waits at
+    void *operand;       // of the same
+    uint32_t warp_epoch; // grows with every barrier of lanes; lower ones are ordered before
+};
+
+// The thread that runs; NULL: host code.
+extern struct sim_thread *sim_self;
+// Grows with every barrier and block: what has a lower one is ordered before.
+extern uint32_t sim_epoch;
+// The block that runs, and their number.
+extern uint32_t sim_block, sim_blocks;
+extern const struct sim_kernel *sim_kernel_now;
+
+// Ends the launch, after a report of what must not go on. Called by a thread; does not return.
+void sim_abandon(void) __attribute__((noreturn));
+
+// ---- access.c ----
+
+void sim_access_launch(void); // a launch begins
+void sim_access_block(void);  // a block of it begins
+
+// ---- shared.c ----
+
+// Where dynamic shared memory begins. Whatever an address within SIM_WINDOW of it, it is meant.
+#define SIM_WINDOW ((size_t)1 << 20)
+extern uintptr_t sim_dynamic;
+
+struct sim_variable { // a __shared__ variable, or another thread-local one
+    const char *name;
+    uintptr_t offset;
+    size_t bytes;
+    uint32_t launch; // last one that has used it
+};
+extern uintptr_t sim_tls; // this thread's block of thread-local variables
+extern size_t sim_tls_bytes;
+// The one that `offset` lies in, or the nearest before it on its page; NULL: none.
+struct sim_variable *sim_variable_at(uintptr_t offset);
+
+void sim_shared_launch(void);                       // a launch begins
+void sim_shared_block(void);                        // poisons what the launch has
+void sim_shared_use(struct sim_variable *variable); // the launch has this one: poisons it
+
+#endif
