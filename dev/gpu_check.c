@@ -522,6 +522,8 @@ static void copy_rates(struct device *dev, char *device, char *host, size_t byte
 {
     device_sync(dev);
     double start = clock_s();
+    device_begin(dev, DEVICE_COPY_IN, "copies in");
+    device_begin(dev, DEVICE_COPY_OUT, "copies out");
     for (int i = 0; i < TRIES; i++) {
         if (in) {
             device_copy_in(dev, device, host, bytes);
