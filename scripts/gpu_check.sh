@@ -64,7 +64,8 @@ ran() {
     local name=$1 rc=0
     # In the foreground: in the group of the part, whose limit ends it too.
     timeout --foreground --kill-after=5 "$2" "$bin/train_gpt" --train "$data" --val-every 0 \
-        --sample-every 0 --log-json "${@:3}" >"$out/$name.jsonl" 2>"$out/$name.log" || rc=$?
+        --sample-every 0 --log-json "${@:3}" >"$out/$name.jsonl" 2>"$out/$name.log" \
+        </dev/null || rc=$?
     if [ "$rc" -ne 0 ]; then
         if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
             failed "$name" "not done in $2 s"
@@ -163,6 +164,7 @@ part_plans() {
                 failed "plans, $name" "$file is not that of resident"
             fi
         done
+        rm -r "$out/plans-$name"
     done <<END
 resident --policy resident
 zero-offload --policy zero-offload --device-memory CAP
@@ -171,7 +173,6 @@ autohete --policy autohete --device-memory CAP
 auto --policy auto --device-memory CAP
 auto-chaos --policy auto --device-memory CAP --chaos 1
 END
-    rm -rf "$out"/plans-*/
 }
 
 # Tokens per second of a run, and its FLOP/s as a part of the peak that `rates` has found.
@@ -375,7 +376,7 @@ main() {
     json
     table
     printf '\n%d s. Left in %s: results.json, logs, metrics, traces\n' "$SECONDS" "$out"
-    rm -rf "$out/cache"
+    rm -rf "$out/cache" "$out"/plans-*/
     exit "$rc"
 }
 
