@@ -113,13 +113,24 @@ check-format: ## fail where clang-format would change something
 	@command -v clang-format >/dev/null || { scripts/install_deps.sh ci; }
 	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
 
+.PHONY: ptxas-table
+PTXAS = $(foreach d,$(DTYPES),$(CUDA_OPS_CU:kernels/cuda/%.cu=$(BUILD)/cuda-$d/%.ptxas))
+ptxas-table: $(PTXAS) ## CUDA=1: registers, shared memory and spills of every kernel
+	@for file in $(PTXAS); do \
+	    dtype=$${file%/*}; echo "== $$(basename $$file .ptxas).cu $${dtype##*-}"; \
+	    c++filt -p <$$file; \
+	done | awk -f scripts/ptxas_table.awk scripts/ptxas_spills -
+
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 clean: ## remove everything that make has built
 	rm -rf build build-* $(PROGRAMS)
 
-.PHONY: run-tests run-fuzzers
+.PHONY: run-tests run-fuzzers where
+where: # the folders of the programs and of all else that is built, for scripts
+	@echo $(BIN) $(BUILD)
+
 run-tests: all $(TESTS) $(if $(SIM_BUILD),for-sim-tests)
 	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) CUDA_SIM=$(SIM_BUILD) test/run.sh $(LONG) $(TEST)
 
@@ -225,6 +236,11 @@ $(BUILD)/cuda-$1/%.o: kernels/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo '  CU  $$@'
 	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
+$(BUILD)/cuda-$1/%.ptxas: kernels/cuda/%.cu $(wildcard kernels/cuda/*.*h) $(BUILD)/flags
+	@mkdir -p $$(@D)
+	$$(Q)$$(NVCC) $$(filter-out --threads 2,$$(NVCCFLAGS)) $$(DTYPE_$1) -DVARIANT=cuda_$1 \
+	    -Xptxas -v -c $$< -o $$@.o 2>$$@ || { cat $$@; exit 1; }
+	@rm $$@.o
 endef
 $(foreach d,$(DTYPES),$(eval $(call CUDA_VARIANT,$d)))
 

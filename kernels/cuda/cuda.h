@@ -7,15 +7,14 @@
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
 
-#include "kernels/device.h"
-#include "kernels/layers.h"
-
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #ifdef __cplusplus
-extern "C" {
+extern "C" { // what these declare is C, and called from CUDA C by studies
 #endif
+#include "kernels/device.h"
+#include "kernels/layers.h"
 
 // Device memory of the device's own, behind the arena in the same allocation.
 #define CUDA_LT_BYTES      ((size_t)32 << 20) // cuBLASLt's workspace: of one size, whatever the plan

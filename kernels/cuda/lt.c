@@ -357,8 +357,12 @@ double lt_rate(struct cuda *cuda, size_t n)
         seconds = best_product(cuda, &shape, &o, from, to);
         cuda->lt_workspace = workspace;
     }
-    cudaEventDestroy(from);
-    cudaEventDestroy(to);
+    if (from) {
+        cudaEventDestroy(from);
+    }
+    if (to) {
+        cudaEventDestroy(to);
+    }
     cudaFree(x);
     return seconds > 0 ? 2.0 * (double)n * (double)n * (double)n / seconds : 0;
 }
