@@ -254,7 +254,11 @@ static void cuda_await(struct device *dev, enum device_lane lane, size_t mark)
 static bool passed(struct device *dev, cudaEvent_t event)
 {
     cudaError_t code = failed(dev) ? cudaErrorNotReady : cudaEventQuery(event);
-    return code != cudaErrorNotReady && cuda_ok(dev, "cudaEventQuery", code);
+    if (code == cudaErrorNotReady) {
+        cudaGetLastError(); // or the next launch would be blamed for it
+        return false;
+    }
+    return cuda_ok(dev, "cudaEventQuery", code);
 }
 
 static bool cuda_passed(struct device *dev, size_t mark)
