@@ -629,7 +629,7 @@ static void test_ends(void **state)
 
 // ---- random programs, against sets of operations instead of clocks ----
 
-#define WINDOW   32 // bytes that everybody fights for
+#define WINDOW   32 // bytes, or KiB, that everybody fights for
 #define ACTIONS  14
 #define OPS      ACTIONS
 #define PROGRAMS 4000
@@ -639,6 +639,7 @@ static void test_ends(void **state)
 struct program {
     uint64_t rng;
     char *window;
+    size_t scale; // 1, or 1024, so that pages of the shadow are touched as a whole and in part
     cudaStream_t stream[STREAMS];
     cudaEvent_t event[EVENTS];
     // Sets of operations that are before what comes next there: bit i is operation i.
@@ -663,7 +664,7 @@ static void draw_ranges(struct program *p, struct touches *t, size_t most)
         at = whole ? at & ~(size_t)3 : at;
         n = whole ? (n + 3) & ~(size_t)3 : n;
         n = at + n > WINDOW ? WINDOW - at : n;
-        t->r[i] = (struct range){p->window + at, n, draw(p, 3) == 0};
+        t->r[i] = (struct range){p->window + at * p->scale, n * p->scale, draw(p, 3) == 0};
     }
 }
 
@@ -729,11 +730,11 @@ static void test_random_programs(void **state)
     (void)state;
     int races = 0;
     for (uint64_t n = 0; n < PROGRAMS; n++) {
-        struct program p = {.rng = first_seed + n};
+        struct program p = {.rng = first_seed + n, .scale = n % 3 ? 1 : 1024};
         if (n % 100 == 0) {
             begin((int)(n / 100 % 3), first_seed + n);
         }
-        OK(cudaHostAlloc((void **)&p.window, WINDOW, cudaHostAllocDefault));
+        OK(cudaHostAlloc((void **)&p.window, WINDOW * p.scale, cudaHostAllocDefault));
         for (int i = 0; i < STREAMS; i++) {
             OK(cudaStreamCreateWithFlags(&p.stream[i], cudaStreamNonBlocking));
         }
