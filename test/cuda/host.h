@@ -110,7 +110,7 @@ size_t race_end(void);                // bytes that it has touched, for virtual 
 void race_host(const struct clock *host, const void *p, size_t bytes, bool write);
 // An access of an operation that is out of bounds is not to be done.
 bool race_touch(const void *p, size_t bytes, bool write);
-void race_forget(const struct span *span); // before it is freed
+void race_forget(const struct span *span); // freed, when nothing is pending
 void race_moved(void);                     // allocations have changed
 
 // ---- calls (runtime.c) ----

@@ -457,21 +457,9 @@ void race_host(const struct clock *host, const void *p, size_t bytes, bool write
     race_end();
 }
 
+// Its shadow may stay: all that has been done is before whatever is queued after this.
 void race_forget(const struct span *span)
 {
-    const struct shadow *shadow = &span->shadow;
-    size_t first = (span->lo - shadow->origin) / 4, last = (span->hi - shadow->origin + 3) / 4;
-    while (first < last) {
-        size_t page = first / PAGE_CELLS, stop = (page + 1) * PAGE_CELLS;
-        stop = stop < last ? stop : last;
-        if (stop - first == PAGE_CELLS) {
-            shadow->pages[page] = 0;
-        } else {
-            page_open(shadow, page);
-            memset(shadow->cells + first, 0, (stop - first) * sizeof *shadow->cells);
-        }
-        first = stop;
-    }
     size_t kept = 0;
     for (size_t i = 0; i < race.n_parts; i++) {
         if (race.parts[i].hi <= span->lo || race.parts[i].lo >= span->hi) {

@@ -42,7 +42,7 @@ struct CUevent_st {
     bool timed, recorded;
     int lane;
     uint32_t seq;
-    struct clock clock;
+    struct clock clock; // 0 until it is recorded
     struct CUevent_st *next;
 };
 
@@ -924,9 +924,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (lane < 0 || !is_event(event, __func__)) {
         return sim_leave(cudaErrorInvalidResourceHandle);
     }
-    if (event->recorded) { // else there is nothing to wait for, as on a GPU
-        queue_wait(lane, &event->clock);
-    }
+    queue_wait(lane, &event->clock); // not recorded: nothing to wait for, as on a GPU
     return sim_leave(cudaSuccess);
 }
 
@@ -936,7 +934,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     if (code == cudaSuccess && !is_event(event, __func__)) {
         code = cudaErrorInvalidResourceHandle;
     }
-    if (code == cudaSuccess && event->recorded && !queue_poll(&event->clock)) {
+    if (code == cudaSuccess && !queue_poll(&event->clock)) {
         code = cudaErrorNotReady;
     }
     return sim_leave(code);
@@ -948,7 +946,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     if (code == cudaSuccess && !is_event(event, __func__)) {
         code = cudaErrorInvalidResourceHandle;
     }
-    if (code == cudaSuccess && event->recorded) {
+    if (code == cudaSuccess) {
         code = settle(&event->clock, __func__);
     }
     return sim_leave(code);

@@ -410,6 +410,11 @@ static void default_non_blocking(struct rig *r)
 {
     default_stream(r, cudaStreamNonBlocking);
 }
+static void default_after_non_blocking(struct rig *r)
+{
+    touch("before", r->sum, BYTES, true, r->in);
+    touch("default", r->sum, BYTES, true, NULL);
+}
 // A copy from memory that is not pinned has returned before the device has it.
 static void staged_copy(struct rig *r)
 {
@@ -438,6 +443,7 @@ static void test_default_stream(void **state)
     (void)state;
     each(default_blocking, CLEAN);
     each(default_non_blocking, SIM_STREAM_RACE);
+    each(default_after_non_blocking, SIM_STREAM_RACE);
     each(staged_copy, SIM_STREAM_RACE);
     each(staged_copy_waited, CLEAN);
     each(pinned_copy, CLEAN);
