@@ -19,11 +19,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define SEQ_BITS 28
-#define SPLIT    0x80000000u // cell: a number in `splits`, else a state
-#define NO_STATE 0xffffffffu
-#define MEMOS    1024
-#define LOOKUPS  256
+#define SEQ_BITS    28
+#define SPLIT       0x80000000u // cell: a number in `splits`, else a state
+#define NO_STATE    0xffffffffu
+#define MEMOS       1024
+#define LOOKUP_BITS 8
 
 static_assert(SPLIT == MIXED, "a state has neither bit");
 static_assert(LANES <= 1 << (32 - SEQ_BITS), "an operation is named by 32 bits");
@@ -42,7 +42,7 @@ static struct {
     uint32_t (*splits)[4], splits_used, splits_free;
     struct span *parts;
     size_t n_parts, parts_room;
-    const struct span *lookup[2][LOOKUPS]; // with parts, without
+    const struct span *lookup[2][1 << LOOKUP_BITS]; // without parts, with
 } race;
 
 // The operation that runs.
@@ -340,7 +340,9 @@ static const struct span *part_at(uintptr_t at)
 
 static const struct span *look_up(uintptr_t at, bool narrow)
 {
-    const struct span **known = &race.lookup[narrow][at >> 8 & (LOOKUPS - 1)];
+    // Tensors at distances of powers of two must not meet.
+    size_t entry = (at >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> (64 - LOOKUP_BITS);
+    const struct span **known = &race.lookup[narrow][entry];
     const struct span *span = *known;
     if (span && at >= span->lo && at < span->hi) {
         return span;
