@@ -245,7 +245,7 @@ static void try_encoder(struct rig *r, const size_t *d)
     struct tensor_ref dwte = state_of(r, expected_dwte, V * C, true);
     ref_encoder_backward(expected_dwte, expected_dwpe, dout.values, tokens, B, T, C);
     r->f->encoder_backward(r->dev, dwte.at, dwpe.at, dout.at, device_tokens, B, T, C, maxT);
-    check(r, "dwte", &dwte, expected_dwte, 2e-7, 1);
+    check(r, "dwte", &dwte, expected_dwte, N > 1000 ? 1e-6 : 2e-7, 1);
     check(r, "dwpe", &dwpe, expected_dwpe, 1e-7, 1);
     free(tokens);
 }
@@ -302,7 +302,7 @@ static void try_matmul(struct rig *r, const size_t *d)
     struct tensor_ref sum = output(r, OC * C, true);
     double *y = host_array(r, N * OC), *dx = host_array(r, N * C);
     double *dw = host_array(r, OC * C), *db = host_array(r, OC);
-    const double noise = 1e-6;
+    const double noise = r->variant->rows_of_8 ? 3e-6 : 1e-6;
 
     ref_matmul_forward(y, inp.values, weight.values, NULL, NULL, N, C, OC);
     r->f->matmul_forward(r->dev, out.at, inp.at, weight.at, NULL, NULL, N, C, OC);
@@ -721,6 +721,15 @@ static void reset(struct rig *r)
     r->hosts = r->n_tensors = r->used = 0;
 }
 
+// The device of the case that runs, or of one that failed.
+static struct device *open_device;
+
+static void close_device(void)
+{
+    device_close(open_device);
+    open_device = NULL;
+}
+
 // Opens the variant's device; false: this machine cannot run it.
 static bool open_rig(struct rig *r, const struct op_variant *v, int threads)
 {
@@ -734,14 +743,19 @@ static bool open_rig(struct rig *r, const struct op_variant *v, int threads)
     setenv("TRAIN_GPT_ISA", isa_name(v->isa), 1);
     setenv("TRAIN_GPT_BLAS", v->own_sgemm ? "own" : "openblas", 1);
     *r = (struct rig){.variant = v, .rng = 1};
-    if (device_open(&r->dev, &config, &err)) {
+    if (open_device) {
+        close_device();
+    }
+    if (device_open(&open_device, &config, &err)) {
         fprintf(stderr, "skipped: %s: %s\n", v->name, err.text);
+        open_device = NULL;
         return false;
     }
+    r->dev = open_device;
     bool cpu = strcmp(v->kind, "cpu") == 0;
     if (cpu && !v->own_sgemm && cpu_of(r->dev)->sgemm == cpu_sgemm(v->isa)) {
         fprintf(stderr, "skipped: %s: %s\n", v->name, r->dev->warning);
-        device_close(r->dev);
+        close_device();
         return false;
     }
     void *arena;
@@ -773,7 +787,7 @@ bool op_run(const struct op_case *op, const struct op_variant *v, int threads, u
     if (device_status(r.dev, &err)) {
         fail_msg("%s %s: %s", op->name, v->name, err.text);
     }
-    device_close(r.dev);
+    close_device();
     *hash = r.hash;
     return true;
 }
