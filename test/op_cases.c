@@ -190,6 +190,7 @@ static void check(struct rig *r, const char *what, const struct tensor_ref *t,
 {
     double *x = fetch(r, t);
     double half_ulp = t->fp32 || r->variant->dtype == DTYPE_FP32 ? 0x1p-24 : 0x1p-8;
+    bool cpu = strcmp(r->variant->kind, "cpu") == 0;
     for (size_t i = 0; i < t->n; i++) {
         scale = fmax(scale, fabs(expected[i]));
     }
@@ -199,8 +200,8 @@ static void check(struct rig *r, const char *what, const struct tensor_ref *t,
             fail_msg("%s %s, shape %zu: %s[%zu] is %.9g, not %.9g; that is %.3g of the largest",
                      r->op, r->variant->name, r->shape, what, i, x[i], expected[i], error / scale);
         }
-        // It would make whatever reads it tens of times slower.
-        if (x[i] != 0 && fabs(x[i]) < (double)FLT_MIN) {
+        // It would make whatever reads it on a CPU tens of times slower.
+        if (cpu && x[i] != 0 && fabs(x[i]) < (double)FLT_MIN) {
             fail_msg("%s %s, shape %zu: %s[%zu] is subnormal: %g", r->op, r->variant->name,
                      r->shape, what, i, x[i]);
         }
@@ -574,7 +575,8 @@ static void update(struct rig *r, size_t n, const struct adamw *a, bool fp32_gra
         // Old and new moment may cancel: it is their size that counts, not that of the sum.
         double largest = fmax(fabs(m0[i]), 0.1 * fabs(g[i]));
         double step = (double)a->step * largest / (sqrt(v[i]) * (double)a->v_correction);
-        assert_true(fabs(got_p[i] - p[i]) <= 4 * half_ulp(p0[i], step));
+        // Roundings: 3 of m, 5 of the divisor, 2 of the quotient; 2 where p is decayed and moved.
+        assert_true(fabs(got_p[i] - p[i]) <= 10 * half_ulp(step, 0) + 2 * half_ulp(p0[i], 0));
         float f = (float)got_p[i];
         assert_true(stored[i] == (double)(u.params.fp32 ? f : bf16_load(bf16_round(f))));
     }
