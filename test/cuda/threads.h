@@ -19,7 +19,9 @@ uint3 sim_grid_size(void) __attribute__((const));
 // Of all threads of the block. How many gave a predicate that is not 0.
 int sim_barrier(int predicate);
 
-// Of the lanes in mask; lanes that the block does not have are excused.
+// Of the lanes in mask; lanes that the block does not have are excused. Only the barrier orders
+// what the lanes do to memory: shuffles and votes are none (CUDA C++ Programming Guide, warp
+// functions).
 enum sim_shuffle { SIM_SHUFFLE_IDX, SIM_SHUFFLE_UP, SIM_SHUFFLE_DOWN, SIM_SHUFFLE_XOR };
 void sim_warp_barrier(unsigned mask);
 uint64_t sim_shuffle(enum sim_shuffle how, unsigned mask, uint64_t bits, unsigned by, int width);
