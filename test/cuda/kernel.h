@@ -82,8 +82,8 @@ struct sim_variable { // a __shared__ one
 };
 extern uintptr_t sim_tls; // this thread's block of thread-local variables
 extern size_t sim_tls_bytes;
-// The one that an address in that block is meant to be in; NULL: none is near. From its first use
-// in a launch on, it is poisoned for each block.
+// The one that an address in that block is meant to be in, or NULL. From its first use in a launch
+// on, it is poisoned for each block.
 struct sim_variable *sim_variable_at(uintptr_t a);
 const char *sim_variable_name(const struct sim_variable *v);
 

@@ -8,6 +8,10 @@
 extern "C" {
 #endif
 
+// Each __shared__ variable begins at a multiple of this, more than a kernel can have: so what is
+// beyond its end is no other variable's.
+#define SIM_SHARED_ALIGN 65536
+
 // ---- block.c ----
 
 // Constant for the code of one CUDA thread: a compiler may call them once.
