@@ -180,6 +180,9 @@ static void static_access(uintptr_t a, size_t bytes, enum access access)
 {
     const struct sim_variable *v = sim_variable_at(a);
     if (!v || a + bytes > v->at + v->bytes) {
+        if (sim_is_guard(a)) {
+            return;
+        }
         sim_report(SIM_BOUNDS, "%s %s %zu bytes at byte %zu of the %zu of shared variable %s",
                    sim_where(), access == READ ? "reads" : "writes", bytes,
                    v ? a - v->at : a - sim_tls, v ? v->bytes : 0,

@@ -59,19 +59,20 @@ static int find_tls(struct dl_phdr_info *info, size_t size, void *data)
 
 static void add_symbol(const Elf64_Sym *symbol, const char *name)
 {
-    uintptr_t at = sim_tls + symbol->st_value;
+    bool guard = strncmp(name, "_ZGV", 4) == 0;
+    uintptr_t at = symbol->st_value; // from the block's beginning
     if (ELF64_ST_TYPE(symbol->st_info) == STT_TLS && symbol->st_shndx != SHN_UNDEF &&
-        at % SLOT == 0 && symbol->st_size) {
+        symbol->st_size && (guard || (sim_tls + at) % SLOT == 0)) {
         variables = realloc(variables, (n_variables + 1) * sizeof *variables);
         if (!variables) {
             abort();
         }
-        variables[n_variables++] =
-            (struct sim_variable){.symbol = name, .at = symbol->st_value, .bytes = symbol->st_size};
+        variables[n_variables++] = (struct sim_variable){
+            .symbol = name, .at = sim_tls + at, .bytes = symbol->st_size, .guard = guard};
     }
 }
 
-// Variables by their offsets. The file stays mapped: names lie in it.
+// The file stays mapped: names lie in it.
 static void read_symbols(void)
 {
     int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
@@ -107,8 +108,9 @@ static void find_variables(void)
         abort();
     }
     for (size_t i = 0; i < n_variables; i++) {
-        variables[i].at += sim_tls;
-        in_slot[variables[i].at / SLOT - sim_tls / SLOT] = &variables[i];
+        if (!variables[i].guard) {
+            in_slot[variables[i].at / SLOT - sim_tls / SLOT] = &variables[i];
+        }
     }
 }
 
@@ -120,6 +122,16 @@ struct sim_variable *sim_variable_at(uintptr_t a)
         memset((void *)v->at, 0xff, v->bytes);
     }
     return v;
+}
+
+bool sim_is_guard(uintptr_t a)
+{
+    for (size_t i = 0; i < n_variables; i++) {
+        if (variables[i].guard && a - variables[i].at < variables[i].bytes) {
+            return true;
+        }
+    }
+    return false;
 }
 
 char *__cxa_demangle(const char *symbol, char *buffer, size_t *bytes, int *status);
