@@ -202,11 +202,15 @@ struct global_cell {
 #define CHUNK_BITS 20 // 1 MiB of memory has its cells in one piece
 #define CHUNK      ((uintptr_t)1 << CHUNK_BITS)
 #define CHUNKS     ((size_t)1 << 16) // 64 GiB
+#define KEPT       128               // chunks, from one launch to the next: 512 MiB of cells
+
+#define CELLS_BYTES (CHUNK / 2 * sizeof(struct global_cell))
 
 static struct chunk {
     uintptr_t number;
     struct global_cell *cells;
 } chunks[CHUNKS];
+static size_t n_chunks;
 
 static uint32_t first;        // stamp of this launch's block 0
 static uint32_t many, atomic; // stamps: several blocks; atomic operations. None is higher
@@ -218,7 +222,8 @@ static struct global_cell *cells_of(uintptr_t number)
 {
     for (size_t i = number % CHUNKS, tried = 0; tried < CHUNKS; i = (i + 1) % CHUNKS, tried++) {
         if (!chunks[i].cells) {
-            chunks[i] = (struct chunk){number, map(CHUNK / 2 * sizeof(struct global_cell))};
+            chunks[i] = (struct chunk){number, map(CELLS_BYTES)};
+            n_chunks++;
         }
         if (chunks[i].number == number) {
             return chunks[i].cells;
@@ -230,12 +235,14 @@ static struct global_cell *cells_of(uintptr_t number)
 
 static void new_stamps(void)
 {
-    if (atomic > UINT32_MAX - 3 - sim_blocks) {
+    if (n_chunks > KEPT || atomic > UINT32_MAX - 3 - sim_blocks) {
         for (size_t i = 0; i < CHUNKS; i++) {
             if (chunks[i].cells) {
-                memset(chunks[i].cells, 0, CHUNK / 2 * sizeof(struct global_cell));
+                munmap(chunks[i].cells, CELLS_BYTES);
             }
         }
+        memset(chunks, 0, sizeof chunks);
+        n_chunks = 0;
         atomic = 0;
     }
     first = atomic + 1;
