@@ -410,6 +410,11 @@ static void try_classifier(struct rig *r, const size_t *d)
     r->f->classifier(r->dev, losses.at, logits.at, device_targets, dscale, N, V, Vp);
     check(r, "losses", &losses, l, 2e-7, 1);
     check(r, "dlogits", &logits, dx, 2e-7, 1e-3);
+
+    static const char nan[] = "\xff\xff\xff\xff";
+    to_device(r, (char *)logits.at + (V - 1) * elem_size(r, false), nan, elem_size(r, false));
+    r->f->classifier(r->dev, losses.at, logits.at, device_targets, 0, N, V, Vp);
+    assert_true(isnan(fetch(r, &losses)[0]));
     free(targets);
 }
 
@@ -439,6 +444,22 @@ static void try_norm(struct rig *r, const size_t *d)
     check_norm(r, sum, &x);
     r->f->sumsq_fp32(r->dev, sum, chunks.at, y.at, n);
     check_norm(r, sum, &y);
+}
+
+// What is not finite must come out of the norm, wherever it is.
+static void try_infinite_norm(struct rig *r, const size_t *d)
+{
+    size_t n = d[0];
+    for (size_t i = 0; i < 2; i++) {
+        double *values = random_values(r, n, 0, 1), got;
+        values[d[1]] = i ? (double)INFINITY : (double)NAN;
+        struct tensor_ref x = input_of(r, values, n, false);
+        struct tensor_ref chunks = output(r, n / SUMSQ_CHUNK + 1, true);
+        void *sum = reserve(r, sizeof(double), false);
+        r->f->sumsq(r->dev, sum, chunks.at, x.at, n);
+        from_device(r, &got, sum, sizeof got);
+        assert_true(i ? isinf(got) : isnan(got));
+    }
 }
 
 static void try_sums(struct rig *r, const size_t *d)
@@ -707,6 +728,9 @@ static const struct op_case op_cases[] = {
      .rows_of_8 = {{1023}, {1024}, {1025}, {2049}, {65536 + 17}, {4100 * 1024 + 3}},
      .count = 70,
      .same_everywhere = true},
+    {.name = "norm that is not finite",
+     .run = try_infinite_norm,
+     .shapes = {{1, 0}, {100, 99}, {5000, 1}, {5000, 4999}}},
     {.name = "sums",
      .run = try_sums,
      .shapes = {{1023}, {1025}, {65535}, {65536 + 17}},
