@@ -13,10 +13,37 @@
 #define PASTE(name, variant)  PASTE_(name, variant)
 #define OP(name)              PASTE(name, VARIANT)
 
-// Operations that are steps of others, of this dtype.
 #ifdef __cplusplus
 extern "C" {
 #endif
+// The operations of this dtype, as the table of layers.h has them.
+#define DECLARE(name) extern __typeof__(*((struct layers *)0)->name) OP(name)
+DECLARE(encoder_forward);
+DECLARE(encoder_backward);
+DECLARE(encoder_decode);
+DECLARE(layernorm_forward);
+DECLARE(layernorm_backward);
+DECLARE(matmul_forward);
+DECLARE(matmul_gelu_forward);
+DECLARE(matmul_backward_input);
+DECLARE(matmul_gelu_backward_input);
+DECLARE(matmul_backward_weight);
+DECLARE(matmul_backward_weight_fp32);
+DECLARE(attention_forward);
+DECLARE(attention_backward);
+DECLARE(attention_decode);
+DECLARE(classifier);
+DECLARE(sumsq);
+DECLARE(sumsq_fp32);
+DECLARE(adamw);
+DECLARE(adamw_fp32);
+DECLARE(adamw_apart);
+DECLARE(adamw_apart_fp32);
+DECLARE(accumulate);
+DECLARE(cast);
+#undef DECLARE
+
+// Operations that are steps of others.
 // gelu(n) = GELU(pre), tanh form. n is a multiple of 8.
 void OP(gelu_forward)(struct device *dev, void *gelu, const void *pre, size_t n);
 // dpre(n) = dgelu * GELU'(pre), in place too; gelu(n) = GELU(pre).

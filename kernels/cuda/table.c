@@ -1,31 +1,6 @@
 // table.c - the layer table of one dtype.
 #include "kernels/cuda/ops.h"
 
-#define DECLARE(name) extern __typeof__(*((struct layers *)0)->name) OP(name)
-DECLARE(encoder_forward);
-DECLARE(encoder_backward);
-DECLARE(encoder_decode);
-DECLARE(layernorm_forward);
-DECLARE(layernorm_backward);
-DECLARE(matmul_forward);
-DECLARE(matmul_gelu_forward);
-DECLARE(matmul_backward_input);
-DECLARE(matmul_gelu_backward_input);
-DECLARE(matmul_backward_weight);
-DECLARE(matmul_backward_weight_fp32);
-DECLARE(attention_forward);
-DECLARE(attention_backward);
-DECLARE(attention_decode);
-DECLARE(classifier);
-DECLARE(sumsq);
-DECLARE(sumsq_fp32);
-DECLARE(adamw);
-DECLARE(adamw_fp32);
-DECLARE(adamw_apart);
-DECLARE(adamw_apart_fp32);
-DECLARE(accumulate);
-DECLARE(cast);
-
 #define ENTRY(name) .name = OP(name)
 const struct layers OP(layers) = {
     ENTRY(encoder_forward),
