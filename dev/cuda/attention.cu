@@ -139,7 +139,7 @@ static void random_values(struct study *s, floatX *x, size_t n)
 {
     std::vector<floatX> host(n);
     for (size_t i = 0; i < n; i++) {
-        host[i] = from_float<floatX>((float)rand() / (float)RAND_MAX * 2 - 1);
+        host[i] = (floatX)((float)rand() / (float)RAND_MAX * 2 - 1);
     }
     device_poke(s->dev, x, host.data(), n * sizeof *x);
 }
@@ -164,7 +164,7 @@ static std::vector<float> fetch(const struct study *s, enum pass pass, size_t n)
     device_peek(s->dev, host.data(), pass == FORWARD ? s->out : s->dqkv, count * sizeof(floatX));
     for (size_t i = 0; i < count; i++) {
         if (pass == FORWARD || (i % (3 * C) < C) == (pass == QUERIES)) {
-            values.push_back(to_float(host[i]));
+            values.push_back((float)host[i]);
         }
     }
     return values;
