@@ -288,7 +288,7 @@ json() {
         {
             number = $3 ~ /^-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?$/ ? $3 : "null"
             printf "%s\n  {\"part\": %s, \"what\": %s, \"number\": %s, \"unit\": %s, ",
-                NR > 1 ? "," : "", text($1), text($2), number, text($4)
+                (NR > 1 ? "," : ""), text($1), text($2), number, text($4)
             printf "\"verdict\": %s, \"remark\": %s}", $5 == "-" ? "null" : text($5), text($6)
         }
         END { printf "\n]}\n" }' >"$out/results.json"
