@@ -368,14 +368,14 @@ static void enqueue(struct executor *e, struct lane_state *l, struct ready r)
         return;
     }
     flight_of(e, step_of(e, r.at))->queued[op_of(e, r.at)] = true;
+    release_successors(e, r.at, true);
     if (op->by_host) {
         record.end = clock_s();
         finish(e, l, r.at, record);
-        return;
+    } else {
+        l->queued_s[l->n_queued] = record.start;
+        l->queue[l->n_queued++] = r;
     }
-    l->queued_s[l->n_queued] = record.start;
-    l->queue[l->n_queued++] = r;
-    release_successors(e, r.at, true);
 }
 
 // When it started is not asked for: when it was queued, what it waited for ended, or its lane was

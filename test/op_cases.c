@@ -190,6 +190,7 @@ static void check(struct rig *r, const char *what, const struct tensor_ref *t,
 {
     double *x = fetch(r, t);
     double half_ulp = t->fp32 || r->variant->dtype == DTYPE_FP32 ? 0x1p-24 : 0x1p-8;
+    bool cpu = strcmp(r->variant->kind, "cpu") == 0;
     for (size_t i = 0; i < t->n; i++) {
         scale = fmax(scale, fabs(expected[i]));
     }
@@ -199,8 +200,8 @@ static void check(struct rig *r, const char *what, const struct tensor_ref *t,
             fail_msg("%s %s, shape %zu: %s[%zu] is %.9g, not %.9g; that is %.3g of the largest",
                      r->op, r->variant->name, r->shape, what, i, x[i], expected[i], error / scale);
         }
-        // It would make whatever reads it tens of times slower.
-        if (x[i] != 0 && fabs(x[i]) < (double)FLT_MIN) {
+        // It would make whatever reads it on a CPU tens of times slower.
+        if (cpu && x[i] != 0 && fabs(x[i]) < (double)FLT_MIN) {
             fail_msg("%s %s, shape %zu: %s[%zu] is subnormal: %g", r->op, r->variant->name,
                      r->shape, what, i, x[i]);
         }
@@ -245,7 +246,7 @@ static void try_encoder(struct rig *r, const size_t *d)
     struct tensor_ref dwte = state_of(r, expected_dwte, V * C, true);
     ref_encoder_backward(expected_dwte, expected_dwpe, dout.values, tokens, B, T, C);
     r->f->encoder_backward(r->dev, dwte.at, dwpe.at, dout.at, device_tokens, B, T, C, maxT);
-    check(r, "dwte", &dwte, expected_dwte, 2e-7, 1);
+    check(r, "dwte", &dwte, expected_dwte, N > 1000 ? 1e-6 : 2e-7, 1);
     check(r, "dwpe", &dwpe, expected_dwpe, 1e-7, 1);
     free(tokens);
 }
@@ -302,7 +303,7 @@ static void try_matmul(struct rig *r, const size_t *d)
     struct tensor_ref sum = output(r, OC * C, true);
     double *y = host_array(r, N * OC), *dx = host_array(r, N * C);
     double *dw = host_array(r, OC * C), *db = host_array(r, OC);
-    const double noise = 1e-6;
+    const double noise = r->variant->rows_of_8 ? 3e-6 : 1e-6;
 
     ref_matmul_forward(y, inp.values, weight.values, NULL, NULL, N, C, OC);
     r->f->matmul_forward(r->dev, out.at, inp.at, weight.at, NULL, NULL, N, C, OC);
@@ -574,7 +575,8 @@ static void update(struct rig *r, size_t n, const struct adamw *a, bool fp32_gra
         // Old and new moment may cancel: it is their size that counts, not that of the sum.
         double largest = fmax(fabs(m0[i]), 0.1 * fabs(g[i]));
         double step = (double)a->step * largest / (sqrt(v[i]) * (double)a->v_correction);
-        assert_true(fabs(got_p[i] - p[i]) <= 4 * half_ulp(p0[i], step));
+        // Roundings: 3 of m, 5 of the divisor, 2 of the quotient; 2 where p is decayed and moved.
+        assert_true(fabs(got_p[i] - p[i]) <= 10 * half_ulp(step, 0) + 2 * half_ulp(p0[i], 0));
         float f = (float)got_p[i];
         assert_true(stored[i] == (double)(u.params.fp32 ? f : bf16_load(bf16_round(f))));
     }
@@ -721,6 +723,15 @@ static void reset(struct rig *r)
     r->hosts = r->n_tensors = r->used = 0;
 }
 
+// The device of the case that runs, or of one that failed.
+static struct device *open_device;
+
+static void close_device(void)
+{
+    device_close(open_device);
+    open_device = NULL;
+}
+
 // Opens the variant's device; false: this machine cannot run it.
 static bool open_rig(struct rig *r, const struct op_variant *v, int threads)
 {
@@ -734,14 +745,19 @@ static bool open_rig(struct rig *r, const struct op_variant *v, int threads)
     setenv("TRAIN_GPT_ISA", isa_name(v->isa), 1);
     setenv("TRAIN_GPT_BLAS", v->own_sgemm ? "own" : "openblas", 1);
     *r = (struct rig){.variant = v, .rng = 1};
-    if (device_open(&r->dev, &config, &err)) {
+    if (open_device) {
+        close_device();
+    }
+    if (device_open(&open_device, &config, &err)) {
         fprintf(stderr, "skipped: %s: %s\n", v->name, err.text);
+        open_device = NULL;
         return false;
     }
+    r->dev = open_device;
     bool cpu = strcmp(v->kind, "cpu") == 0;
     if (cpu && !v->own_sgemm && cpu_of(r->dev)->sgemm == cpu_sgemm(v->isa)) {
         fprintf(stderr, "skipped: %s: %s\n", v->name, r->dev->warning);
-        device_close(r->dev);
+        close_device();
         return false;
     }
     void *arena;
@@ -773,7 +789,7 @@ bool op_run(const struct op_case *op, const struct op_variant *v, int threads, u
     if (device_status(r.dev, &err)) {
         fail_msg("%s %s: %s", op->name, v->name, err.text);
     }
-    device_close(r.dev);
+    close_device();
     *hash = r.hash;
     return true;
 }

@@ -249,7 +249,7 @@ __device__ static inline void mma_softmax(float s[MT][NT][4], float o[MT][HS / 8
 // Keys and values have one place each: the values arrive while scores are computed, the next keys
 // while the values are used.
 template <class S>
-__global__ void __launch_bounds__(MMA_THREADS)
+__global__ void __launch_bounds__(MMA_THREADS, 2)
     attention_forward_mma(floatX *out, float *lse, const floatX *qkv, struct attention a)
 {
     const int HS = S::HS, MT = S::MT, ROWS = mma_rows<S>(), KEYS = S::COLUMNS, NT = KEYS / 8;
@@ -346,7 +346,7 @@ __device__ static inline void mma_gradient(float s[MT][NT][4], float dp[MT][NT][
 
 // KEYS: the block owns keys, and dqkv gets dK and dV; else queries, and dQ.
 template <class S, bool KEYS>
-__global__ void __launch_bounds__(MMA_THREADS)
+__global__ void __launch_bounds__(MMA_THREADS, 2)
     attention_backward_mma(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse,
                            struct attention a)
 {

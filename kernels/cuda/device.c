@@ -101,7 +101,8 @@ static int cuda_arena(struct device *dev, size_t bytes, void **base, struct erro
     cuda->arena_bytes = bytes;
     cuda->lt_workspace = cuda->arena + device_round(bytes);
     cuda->scratch = (float *)(cuda->arena + device_round(bytes) + CUDA_LT_BYTES);
-    DO(dev, cudaMemset(arena, 0, all));
+    DO(dev, cudaMemsetAsync(arena, 0, all, cuda->current));
+    DO(dev, cudaStreamSynchronize(cuda->current));
     *base = arena;
     return cuda_status(dev, err);
 }
@@ -171,20 +172,24 @@ static void cuda_sync(struct device *dev)
     }
 }
 
-static void cuda_peek(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
+// After everything that was queued.
+static void copy_now(struct device *dev, void *dst, const void *src, size_t bytes,
+                     enum cudaMemcpyKind kind)
 {
     cuda_sync(dev);
-    if (!failed(dev)) {
-        DO(dev, cudaMemcpy(host_dst, device_src, bytes, cudaMemcpyDeviceToHost));
+    if (!failed(dev) && DO(dev, cudaMemcpy(dst, src, bytes, kind))) {
+        DO(dev, cudaStreamSynchronize(NULL)); // from pageable memory it may still be under way
     }
+}
+
+static void cuda_peek(struct device *dev, void *host_dst, const void *device_src, size_t bytes)
+{
+    copy_now(dev, host_dst, device_src, bytes, cudaMemcpyDeviceToHost);
 }
 
 static void cuda_poke(struct device *dev, void *device_dst, const void *host_src, size_t bytes)
 {
-    cuda_sync(dev);
-    if (!failed(dev)) {
-        DO(dev, cudaMemcpy(device_dst, host_src, bytes, cudaMemcpyHostToDevice));
-    }
+    copy_now(dev, device_dst, host_src, bytes, cudaMemcpyHostToDevice);
 }
 
 static void cuda_fill(struct device *dev, void *device_dst, int byte, size_t bytes)
@@ -249,7 +254,11 @@ static void cuda_await(struct device *dev, enum device_lane lane, size_t mark)
 static bool passed(struct device *dev, cudaEvent_t event)
 {
     cudaError_t code = failed(dev) ? cudaErrorNotReady : cudaEventQuery(event);
-    return code != cudaErrorNotReady && cuda_ok(dev, "cudaEventQuery", code);
+    if (code == cudaErrorNotReady) {
+        cudaGetLastError(); // or the next launch would be blamed for it
+        return false;
+    }
+    return cuda_ok(dev, "cudaEventQuery", code);
 }
 
 static bool cuda_passed(struct device *dev, size_t mark)

@@ -79,8 +79,9 @@ static __global__ void __launch_bounds__(1024)
     }
 }
 
-void OP(layernorm_forward)(struct device *dev, void *out, float *mean, float *rstd, const void *inp,
-                           const void *weight, const void *bias, size_t N, size_t C)
+extern "C" void OP(layernorm_forward)(struct device *dev, void *out, float *mean, float *rstd,
+                                      const void *inp, const void *weight, const void *bias,
+                                      size_t N, size_t C)
 {
     if (!fits(dev, "layernorm_forward", C)) {
         return;
@@ -177,10 +178,10 @@ static size_t backward_blocks(size_t N, size_t C)
            (floatX *)dinp, partials, (const floatX *)dout, (const floatX *)dresidual,              \
            (const floatX *)inp, (const floatX *)weight, mean, rstd, N, C)
 
-void OP(layernorm_backward)(struct device *dev, void *dinp, void *dweight, void *dbias,
-                            const void *dout, const void *dresidual, const void *inp,
-                            const void *weight, const float *mean, const float *rstd, size_t N,
-                            size_t C)
+extern "C" void OP(layernorm_backward)(struct device *dev, void *dinp, void *dweight, void *dbias,
+                                       const void *dout, const void *dresidual, const void *inp,
+                                       const void *weight, const float *mean, const float *rstd,
+                                       size_t N, size_t C)
 {
     if (!fits(dev, "layernorm_backward", C)) {
         return;

@@ -63,17 +63,21 @@ static unsigned thread_of(uint64_t stamp)
 
 static uint64_t warp_epoch_of(uint64_t stamp)
 {
-    return stamp >> 12 & 0xfffff;
+    return stamp >> 12 & (SIM_WARP_EPOCHS - 1);
 }
 
-// An access of this epoch by somebody who may have made it at the same time as `now` is made.
+// An access of this epoch that may be made at the same time as `now`, by the thread that runs. Of
+// several lanes it is not known who they were: those are ordered if any could be.
 static bool unordered(uint64_t stamp, uint64_t now)
 {
     if (stamp & MANY_WARPS || thread_of(stamp) / 32 != thread_of(now) / 32) {
         return true;
     }
-    return (stamp & MANY_LANES || thread_of(stamp) != thread_of(now)) &&
-           warp_epoch_of(stamp) >= warp_epoch_of(now);
+    if (stamp & MANY_LANES) {
+        return warp_epoch_of(stamp) >= warp_epoch_of(now);
+    }
+    return thread_of(stamp) != thread_of(now) &&
+           warp_epoch_of(stamp) >= sim_self->seen[thread_of(stamp) % 32];
 }
 
 static bool same_epoch(uint64_t stamp, uint64_t now)
@@ -110,10 +114,7 @@ static uint64_t read_by(uint64_t read, uint64_t now)
     if (thread_of(read) / 32 != thread_of(now) / 32) {
         return now | MANY_WARPS;
     }
-    if (warp_epoch_of(read) < warp_epoch_of(now)) {
-        return now;
-    }
-    return thread_of(read) == thread_of(now) ? read : now | MANY_LANES;
+    return unordered(read, now) ? now | MANY_LANES : now;
 }
 
 // offset: in the variable, or in dynamic shared memory (NULL).
@@ -121,8 +122,8 @@ static void shared_access(struct shared_cell *cell, size_t bytes, enum access ac
                           const struct sim_variable *v, size_t offset)
 {
     size_t cells = (offset + bytes - 1) / 2 - offset / 2 + 1;
-    uint64_t now = (uint64_t)sim_epoch << 32 | (uint64_t)(sim_self->warp_epoch & 0xfffff) << 12 |
-                   sim_self->number;
+    uint64_t now =
+        (uint64_t)sim_epoch << 32 | (uint64_t)sim_self->warp_epoch << 12 | sim_self->number;
     for (; cells; cells--, cell++, offset += 2) {
         uint64_t wrote = cell->wrote & ~BY_ATOMIC;
         if (wrote != now && same_epoch(wrote, now) && unordered(wrote, now) &&
@@ -138,7 +139,11 @@ static void shared_access(struct shared_cell *cell, size_t bytes, enum access ac
         if (cell->read != now && same_epoch(cell->read, now) && unordered(cell->read, now)) {
             shared_race(v, offset, access, cell->read, false);
         }
-        cell->wrote = access == ATOMIC ? now | BY_ATOMIC : now;
+        if (access == WRITE) {
+            cell->wrote = now;
+        } else if (cell->wrote & BY_ATOMIC || !same_epoch(wrote, now)) { // a plain one stays known
+            cell->wrote = now | BY_ATOMIC;
+        }
     }
 }
 
@@ -264,7 +269,9 @@ static bool write_cell(struct global_cell *cell, uintptr_t a, uint32_t me, enum 
     if (cell->read >= first && cell->read != me) {
         block_race(a, access, cell->read, false);
     }
-    cell->wrote = access == ATOMIC ? atomic : me;
+    if (access == WRITE || cell->wrote != me) { // a plain one stays known
+        cell->wrote = access == ATOMIC ? atomic : me;
+    }
     return fresh;
 }
 

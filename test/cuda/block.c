@@ -265,19 +265,31 @@ static void lanes_go(unsigned lanes)
     self->state = SIM_RUNS;
 }
 
+static void lanes_ordered(struct sim_thread *lanes, unsigned mask)
+{
+    uint32_t epoch = 0, seen[32] = {0};
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        const struct sim_thread *t = &lanes[__builtin_ctz(rest)];
+        epoch = t->warp_epoch > epoch ? t->warp_epoch : epoch;
+        for (unsigned i = 0; mask != 0xffffffffu && i < 32; i++) {
+            seen[i] = t->seen[i] > seen[i] ? t->seen[i] : seen[i];
+        }
+    }
+    for (unsigned i = 0; i < 32; i++) {
+        seen[i] = mask >> i & 1 ? epoch + 1 : seen[i];
+    }
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        struct sim_thread *t = &lanes[__builtin_ctz(rest)];
+        t->warp_epoch = epoch + 1;
+        memcpy(t->seen, seen, sizeof seen);
+    }
+}
+
 void sim_warp_barrier(unsigned mask)
 {
     SIM_HERE();
     if (lanes_meet(SIM_AT_WARP_BARRIER, &mask, NULL)) {
-        struct sim_thread *lanes = &thread[sim_self->warp * 32];
-        uint32_t epoch = 0;
-        for (uint32_t rest = mask; rest; rest &= rest - 1) {
-            uint32_t theirs = lanes[__builtin_ctz(rest)].warp_epoch;
-            epoch = theirs > epoch ? theirs : epoch;
-        }
-        for (uint32_t rest = mask; rest; rest &= rest - 1) {
-            lanes[__builtin_ctz(rest)].warp_epoch = epoch + 1;
-        }
+        lanes_ordered(&thread[sim_self->warp * 32], mask);
         lanes_go(mask);
     }
 }
@@ -479,12 +491,19 @@ static void run_block(uint32_t number)
     }
     sim_shared_block();
     sim_access_block();
+    bool epochs_end = false;
     for (unsigned i = 0; i < n_threads; i++) {
         thread[i].state = SIM_RUNS;
-        thread[i].warp_epoch = 0;
+        if (thread[i].warp_epoch > SIM_WARP_EPOCHS / 2) {
+            epochs_end = true;
+        }
         thread[i].copies = thread[i].commits = 0;
         thread[i].mask = 0;
         thread[i].site = NULL;
+    }
+    for (unsigned i = 0; epochs_end && i < n_threads; i++) {
+        thread[i].warp_epoch = 0;
+        memset(thread[i].seen, 0, sizeof thread[i].seen);
     }
     for (unsigned w = 0; w < n_warps; w++) {
         warp[w].waiting = 0;

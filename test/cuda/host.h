@@ -1,4 +1,4 @@
-// host.h - between runtime.c, queue.c, race.c and report.c: memory, clocks, operations.
+// host.h - between runtime.c, memory.c, queue.c, race.c and report.c.
 //
 // Everything is a singleton: a process has one device. All of it is guarded by one lock, which
 // every CUDA call holds from sim_enter to sim_leave.
@@ -7,7 +7,7 @@
 
 #include "test/cuda/sim.h"
 
-// ---- memory (runtime.c) ----
+// ---- memory (memory.c) ----
 
 // What touched the memory from origin on (race.c): a number per 4 bytes, and one per page of them,
 // which counts instead of them unless it is MIXED. All are 0 at first.
@@ -34,6 +34,15 @@ bool memory_ours(const void *p);
 void memory_describe(char *text, size_t size, const void *p);
 // Device memory is out of the host's reach unless open; sim_leave closes it.
 void memory_open(void);
+void memory_close(void);
+
+void memory_reset(void); // nothing is allocated; the size of device memory is as in the settings
+bool memory_is_device(const void *p); // allocated or not
+size_t memory_left(void);             // of device memory, bytes
+// Device or pinned memory, all bytes 0xff. NULL: there is not so much.
+void *memory_take(size_t bytes, bool device);
+bool memory_register(void *p, size_t bytes); // false: some of it is known already
+void memory_give(const void *p);             // one of those, by its first byte
 
 // ---- clocks ----
 
@@ -110,7 +119,7 @@ size_t race_end(void);                // bytes that it has touched, for virtual 
 void race_host(const struct clock *host, const void *p, size_t bytes, bool write);
 // An access of an operation that is out of bounds is not to be done.
 bool race_touch(const void *p, size_t bytes, bool write);
-void race_forget(const struct span *span); // before it is freed
+void race_forget(const struct span *span); // freed, when nothing is pending
 void race_moved(void);                     // allocations have changed
 
 // ---- calls (runtime.c) ----

@@ -8,8 +8,9 @@
 
 #include "test/cuda/threads.h"
 
-#define SIM_THREADS 1024 // of a block
-#define SIM_WARPS   (SIM_THREADS / 32)
+#define SIM_THREADS     1024 // of a block
+#define SIM_WARPS       (SIM_THREADS / 32)
+#define SIM_WARP_EPOCHS (1u << 20)
 
 // ---- fiber.c ----
 
@@ -37,9 +38,11 @@ struct sim_thread {
     uint3 index;
     unsigned number, lane, warp, rank; // rank: of its lane in the order of its warp
     enum sim_wait state;
-    unsigned mask;            // of the warp operation that it waits at
-    void *operand;            // of the same
-    uint32_t warp_epoch;      // grows with every barrier of lanes; lower ones are ordered before
+    unsigned mask; // of the warp operation that it waits at
+    void *operand; // of the same
+    // Barriers of lanes: each takes its lanes to one epoch, higher than theirs were. What lane r
+    // has done in epochs below seen[r] is ordered before what this one does.
+    uint32_t warp_epoch, seen[32];
     const void *site;         // where it waits
     unsigned copies, commits; // cp.async: under way, and groups so far
 };

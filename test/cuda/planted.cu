@@ -63,6 +63,36 @@ static __global__ void all_write_one(float *out, const float *in)
     out[threadIdx.x] = s;
 }
 
+// Lanes 0 to 15 wait for each other, and read what lanes 16 to 31 have written.
+static __global__ void half_a_warp_barrier(float *out, const float *in)
+{
+    __shared__ float s[32];
+    s[threadIdx.x] = in[threadIdx.x];
+    if (threadIdx.x < 16) {
+        __syncwarp(0xffffu);
+        out[threadIdx.x] = s[threadIdx.x + 16];
+    }
+}
+
+// A shuffle is no barrier for memory.
+static __global__ void shuffle_for_barrier(float *out, const float *in)
+{
+    __shared__ float s[32];
+    s[threadIdx.x] = in[threadIdx.x];
+    float x = __shfl_sync(0xffffffffu, in[threadIdx.x], 0);
+    out[threadIdx.x] = s[threadIdx.x ^ 1] + x;
+}
+
+static __global__ void plain_and_atomic(float *out, const float *in)
+{
+    __shared__ int n;
+    if (threadIdx.x == 0) {
+        n = (int)in[0];
+    }
+    atomicAdd(&n, 1);
+    out[threadIdx.x] = in[threadIdx.x];
+}
+
 // ---- bounds ----
 
 static __global__ void reads_beyond(float *out, const float *in)
@@ -103,6 +133,20 @@ static __global__ void static_beyond(float *out, const float *in)
     before[threadIdx.x] = after[threadIdx.x] = in[threadIdx.x];
     s[threadIdx.x] = in[threadIdx.x];
     out[threadIdx.x] = s[threadIdx.x] + before[threadIdx.x] + after[threadIdx.x];
+}
+
+static __global__ void dynamic_before(float *out, const float *in)
+{
+    DYN_SMEM(float, s);
+    s[(int)threadIdx.x - 1] = in[threadIdx.x];
+    out[threadIdx.x] = 0;
+}
+
+static __global__ void static_far_beyond(float *out, const float *in)
+{
+    __shared__ float s[256];
+    s[threadIdx.x * 5] = in[threadIdx.x];
+    out[threadIdx.x] = s[threadIdx.x * 5];
 }
 
 // ---- alignment ----
@@ -198,6 +242,38 @@ static __global__ void block_reads_next(float *out, const float *in)
     __syncthreads();
     if (i + 1 < N) {
         out[i] += out[i + 1] * 0;
+    }
+}
+
+static __global__ void atomic_and_plain(float *out, const float *in)
+{
+    int *n = reinterpret_cast<int *>(out);
+    if (threadIdx.x == 0 && blockIdx.x == 1) {
+        *n = (int)in[0];
+    } else if (threadIdx.x == 0) {
+        atomicAdd(n, 1);
+    }
+}
+
+// Counts, but does not wait to be the last: what others leave may not be there.
+static __global__ void any_block(float *out, const float *in)
+{
+    out[1 + blockIdx.x] = in[blockIdx.x];
+    __threadfence();
+    atomicAdd(reinterpret_cast<unsigned *>(out), 1u);
+    out[65 + blockIdx.x] = out[1 + (blockIdx.x + 1) % gridDim.x];
+}
+
+// The last block reads what others have not published.
+static __global__ void no_fence(float *out, const float *in)
+{
+    out[1 + blockIdx.x] = in[blockIdx.x];
+    if (atomicAdd(reinterpret_cast<unsigned *>(out), 1u) == gridDim.x - 1) {
+        float sum = 0;
+        for (unsigned i = 0; i < gridDim.x; i++) {
+            sum += out[1 + i];
+        }
+        out[100] = sum;
     }
 }
 
@@ -417,6 +493,51 @@ static __global__ void copies(float *out, const float *in)
     memcpy(out + i, bytes, 4);
 }
 
+// Threads and blocks that write two bytes each side by side.
+static __global__ void two_bytes(float *out, const float *in)
+{
+    __shared__ __nv_bfloat16 s[33];
+    __nv_bfloat16 *to = reinterpret_cast<__nv_bfloat16 *>(out);
+    size_t i = (size_t)blockIdx.x * 33 + threadIdx.x;
+    s[threadIdx.x] = from_float<__nv_bfloat16>(in[i]);
+    __syncwarp();
+    to[i] = s[threadIdx.x];
+}
+
+static float two_of(const float *in, size_t i)
+{
+    __nv_bfloat16 x[2] = {__float2bfloat16(in[2 * i]), __float2bfloat16(in[2 * i + 1])};
+    float both;
+    __builtin_memcpy(&both, x, sizeof both);
+    return both;
+}
+
+static __global__ void segments(float *out, const float *in)
+{
+    float lane = (float)(threadIdx.x % 32) + 0 * in[0];
+    float sum = __shfl_sync(0xffffffffu, lane, 11, 8); // lane 3 of each segment
+    sum += 32 * __shfl_up_sync(0xffffffffu, lane, 2, 8);
+    sum += 1024 * __shfl_down_sync(0xffffffffu, lane, 3, 16);
+    sum += 32768 * __shfl_xor_sync(0xffffffffu, lane, 16, 8);
+    out[threadIdx.x] = sum;
+}
+
+static float shuffled(const float *in, size_t i)
+{
+    (void)in;
+    size_t lane = i % 32, idx = lane / 8 * 8 + 3, up = lane % 8 < 2 ? lane : lane - 2,
+           down = lane % 16 > 12 ? lane : lane + 3, bits = lane < 16 ? lane : lane - 16;
+    return (float)(idx + 32 * up + 1024 * down + 32768 * bits);
+}
+
+static __global__ void corners(float *out, const float *in)
+{
+    unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    unsigned i = block * blockDim.x * blockDim.y * blockDim.z + thread;
+    out[i] = in[i];
+}
+
 struct three {
     float x[3];
 };
@@ -451,12 +572,17 @@ const struct planted planted[] = {
     {KERNEL(no_warp_barrier), 1, 256, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(warp_barrier_for_block), 1, 256, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(all_write_one), 1, 64, 0, SIM_SHARED_RACE, NULL, 0},
+    {KERNEL(half_a_warp_barrier), 1, 32, 0, SIM_SHARED_RACE, NULL, 0},
+    {KERNEL(shuffle_for_barrier), 1, 32, 0, SIM_SHARED_RACE, NULL, 0},
+    {KERNEL(plain_and_atomic), 1, 64, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(reads_beyond), N / 256, 256, 0, SIM_BOUNDS, NULL, 0},
     {KERNEL(writes_beyond), N / 256 + 1, 256, 0, SIM_BOUNDS, NULL, 0},
     {KERNEL(writes_input), 1, 32, 0, SIM_BOUNDS, NULL, 0},
     {KERNEL(wild_read), 1, 32, 0, SIM_BOUNDS, NULL, 0},
     {KERNEL(dynamic_beyond), 1, 256, 1024, SIM_BOUNDS, NULL, 0},
     {KERNEL(static_beyond), 1, 32, 0, SIM_BOUNDS, NULL, 0},
+    {KERNEL(dynamic_before), 1, 256, 1024, SIM_BOUNDS, NULL, 0},
+    {KERNEL(static_far_beyond), 1, 256, 0, SIM_BOUNDS, NULL, 0},
     {KERNEL(misaligned_load), 1, 64, 0, SIM_ALIGNMENT, NULL, 0},
     {KERNEL(misaligned_store), 1, 64, 0, SIM_ALIGNMENT, NULL, 0},
     {KERNEL(misaligned_shared), 1, 32, 512, SIM_ALIGNMENT, NULL, 0},
@@ -469,6 +595,9 @@ const struct planted planted[] = {
     {KERNEL(blocks_write_one), 2, 64, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(blocks_overlap), 8, 64, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(block_reads_next), N / 64, 64, 0, SIM_BLOCK_RACE, NULL, 0},
+    {KERNEL(atomic_and_plain), 3, 32, 0, SIM_BLOCK_RACE, NULL, 0},
+    {KERNEL(any_block), 64, 1, 0, SIM_BLOCK_RACE, NULL, 0},
+    {KERNEL(no_fence), 64, 1, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(never_written), 3, 64, 256, SIM_KINDS, not_a_number, 192},
     {KERNEL(async_copy<false>), 1, 64, 2048, SIM_KINDS, not_a_number, 512},
     {KERNEL(async_no_barrier), 1, 64, 1024, SIM_SHARED_RACE, NULL, 0},
@@ -480,6 +609,9 @@ const struct planted planted[] = {
     {KERNEL(neighbours), 1, 256, 0, SIM_KINDS, same, 256},
     {KERNEL(whole_warps), 1, 256, 0, SIM_KINDS, same, 192},
     {"takes", NULL, 1, 32, 0, SIM_KINDS, same, 32},
+    {KERNEL(two_bytes), 4, 33, 0, SIM_KINDS, two_of, 66},
+    {KERNEL(segments), 1, 64, 0, SIM_KINDS, shuffled, 64},
+    {KERNEL(corners), dim3(2, 3, 2), dim3(4, 3, 2), 0, SIM_KINDS, same, 288},
     {KERNEL(copies), N / 512, 64, 0, SIM_KINDS, same, N},
 };
 const size_t n_planted = sizeof planted / sizeof planted[0];

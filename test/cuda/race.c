@@ -19,11 +19,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define SEQ_BITS 28
-#define SPLIT    0x80000000u // cell: a number in `splits`, else a state
-#define NO_STATE 0xffffffffu
-#define MEMOS    1024
-#define LOOKUPS  256
+#define SEQ_BITS    28
+#define SPLIT       0x80000000u // cell: a number in `splits`, else a state
+#define NO_STATE    0xffffffffu
+#define MEMOS       1024
+#define LOOKUP_BITS 8
 
 static_assert(SPLIT == MIXED, "a state has neither bit");
 static_assert(LANES <= 1 << (32 - SEQ_BITS), "an operation is named by 32 bits");
@@ -42,7 +42,7 @@ static struct {
     uint32_t (*splits)[4], splits_used, splits_free;
     struct span *parts;
     size_t n_parts, parts_room;
-    const struct span *lookup[2][LOOKUPS]; // with parts, without
+    const struct span *lookup[2][1 << LOOKUP_BITS]; // without parts, with
 } race;
 
 // The operation that runs.
@@ -340,7 +340,9 @@ static const struct span *part_at(uintptr_t at)
 
 static const struct span *look_up(uintptr_t at, bool narrow)
 {
-    const struct span **known = &race.lookup[narrow][at >> 8 & (LOOKUPS - 1)];
+    // Tensors at distances of powers of two must not meet.
+    size_t entry = (at >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> (64 - LOOKUP_BITS);
+    const struct span **known = &race.lookup[narrow][entry];
     const struct span *span = *known;
     if (span && at >= span->lo && at < span->hi) {
         return span;
@@ -457,21 +459,9 @@ void race_host(const struct clock *host, const void *p, size_t bytes, bool write
     race_end();
 }
 
+// Its shadow may stay: all that has been done is before whatever is queued after this.
 void race_forget(const struct span *span)
 {
-    const struct shadow *shadow = &span->shadow;
-    size_t first = (span->lo - shadow->origin) / 4, last = (span->hi - shadow->origin + 3) / 4;
-    while (first < last) {
-        size_t page = first / PAGE_CELLS, stop = (page + 1) * PAGE_CELLS;
-        stop = stop < last ? stop : last;
-        if (stop - first == PAGE_CELLS) {
-            shadow->pages[page] = 0;
-        } else {
-            page_open(shadow, page);
-            memset(shadow->cells + first, 0, (stop - first) * sizeof *shadow->cells);
-        }
-        first = stop;
-    }
     size_t kept = 0;
     for (size_t i = 0; i < race.n_parts; i++) {
         if (race.parts[i].hi <= span->lo || race.parts[i].lo >= span->hi) {

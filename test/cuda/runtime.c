@@ -1,34 +1,16 @@
 // runtime.c - our own functions with the names of the CUDA runtime's: devices, memory, streams,
 // events, copies, errors. They check what they are given more strictly than the real ones; when
 // something runs, and what is ordered with what, is queue.c's.
-//
-// Device memory is one reservation of address space, accessible only while an operation runs.
-// Allocations lie apart, with room between them, and an address is not soon used again: what is
-// beyond an allocation, or was freed, belongs to nobody.
 #include "test/cuda/host.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#define HUGE_PAGE      ((uintptr_t)2 << 20)
-#define PINNED_BYTES   ((size_t)64 << 30) // of address space
 #define SMEM_MAX       ((size_t)227 << 10)
 #define EVENT_MAGIC    UINT64_C(0x6576656e74)
-#define FREED          64
 #define DRIVER_VERSION 13000
-
-struct region {
-    uintptr_t base, end, next; // next: where to look for room first
-    uintptr_t align;
-    struct shadow shadow;
-    size_t reserved; // behind base, with what aligning it has cost
-    void *reservation;
-};
 
 struct CUstream_st {
     bool live;
@@ -42,25 +24,17 @@ struct CUevent_st {
     bool timed, recorded;
     int lane;
     uint32_t seq;
-    struct clock clock;
+    struct clock clock; // 0 until it is recorded
     struct CUevent_st *next;
 };
 
 static struct {
-    bool ready, lost, open;
+    bool ready, lost;
     pthread_t caller;
     cudaError_t last;
-    struct region device, pinned;
-    uintptr_t device_top; // as far as device memory has been used
-    size_t device_used;
-    struct span *live; // ascending
-    size_t n_live, live_room;
-    struct span freed[FREED]; // the last ones
-    unsigned allocations, frees;
     struct CUstream_st *streams;
     struct CUevent_st *events;
     uint64_t rng, seed, launches;
-    struct sigaction before; // us
 } rt;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -75,272 +49,19 @@ uint64_t sim_random(void)
     return x ^ (x >> 31);
 }
 
-// ---- regions and spans ----
-
-static void *reserve(size_t bytes, int protection)
-{
-    void *p = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) {
-        perror("sim: no address space for memory");
-        abort();
-    }
-    return p;
-}
-
-static struct shadow shadow_make(uintptr_t origin, size_t bytes)
-{
-    size_t pages = bytes / (4 * PAGE_CELLS) + 1;
-    return (struct shadow){
-        .origin = origin,
-        .cells = reserve(pages * PAGE_CELLS * sizeof(uint32_t), PROT_READ | PROT_WRITE),
-        .pages = reserve(pages * sizeof(uint32_t), PROT_READ | PROT_WRITE)};
-}
-
-static void shadow_drop(const struct shadow *s, size_t bytes)
-{
-    size_t pages = bytes / (4 * PAGE_CELLS) + 1;
-    munmap(s->cells, pages * PAGE_CELLS * sizeof(uint32_t));
-    munmap(s->pages, pages * sizeof(uint32_t));
-}
-
-// Huge pages: of a region that is large, and much used. They make mprotect cheap.
-static void region_make(struct region *r, size_t bytes, uintptr_t align, int protection, bool huge)
-{
-    bytes = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    r->reserved = bytes + HUGE_PAGE;
-    r->reservation = reserve(r->reserved, protection);
-    r->base = ((uintptr_t)r->reservation + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    r->end = r->base + bytes;
-    r->next = r->base;
-    r->align = align;
-    r->shadow = shadow_make(r->base, bytes);
-    if (huge) {
-        madvise((void *)r->base, bytes, MADV_HUGEPAGE);
-    }
-}
-
-static void region_drop(struct region *r)
-{
-    if (r->reservation) {
-        munmap(r->reservation, r->reserved);
-        shadow_drop(&r->shadow, r->end - r->base);
-    }
-}
-
-static bool region_has(const struct region *r, const void *p)
-{
-    return (uintptr_t)p >= r->base && (uintptr_t)p < r->end;
-}
-
-// Index of the first span that ends after `at`.
-static size_t span_index(uintptr_t at)
-{
-    size_t lo = 0, hi = rt.n_live;
-    while (lo < hi) {
-        size_t mid = (lo + hi) / 2;
-        if (rt.live[mid].hi <= at) {
-            lo = mid + 1;
-        } else {
-            hi = mid;
-        }
-    }
-    return lo;
-}
-
-const struct span *memory_at(const void *p)
-{
-    size_t i = span_index((uintptr_t)p);
-    return i < rt.n_live && rt.live[i].lo <= (uintptr_t)p ? &rt.live[i] : NULL;
-}
-
-bool memory_ours(const void *p)
-{
-    return region_has(&rt.device, p) || region_has(&rt.pinned, p) || memory_at(p);
-}
-
-static void span_insert(const struct span *span)
-{
-    if (rt.n_live == rt.live_room) {
-        rt.live_room = rt.live_room ? 2 * rt.live_room : 64;
-        rt.live = realloc(rt.live, rt.live_room * sizeof *rt.live);
-        if (!rt.live) {
-            abort();
-        }
-    }
-    size_t i = span_index(span->lo);
-    memmove(rt.live + i + 1, rt.live + i, (rt.n_live - i) * sizeof *rt.live);
-    rt.live[i] = *span;
-    rt.live[i].number = ++rt.allocations;
-    rt.n_live++;
-    race_moved();
-}
-
-static void span_remove(const void *p)
-{
-    size_t i = span_index((uintptr_t)p);
-    struct span span = rt.live[i];
-    race_forget(&span);
-    memmove(rt.live + i, rt.live + i + 1, (rt.n_live - i - 1) * sizeof *rt.live);
-    rt.n_live--;
-    rt.freed[rt.frees++ % FREED] = span;
-    race_moved();
-}
-
-// Room for an allocation, with something unused around it; 0: none.
-static uintptr_t region_room(const struct region *r, size_t bytes)
-{
-    for (int pass = 0; pass < 2; pass++) {
-        uintptr_t at = pass ? r->base : r->next;
-        for (size_t i = span_index(at); i < rt.n_live && rt.live[i].lo < r->end; i++) {
-            if (rt.live[i].lo > at && rt.live[i].lo - at > bytes) {
-                break;
-            }
-            at = (rt.live[i].hi + 2 * r->align - 1) / r->align * r->align;
-        }
-        if (at < r->end && r->end - at >= bytes) {
-            return at;
-        }
-    }
-    return 0;
-}
-
-static void *region_take(struct region *r, size_t bytes, int kind)
-{
-    uintptr_t at = region_room(r, bytes + r->align);
-    if (!at) {
-        return NULL;
-    }
-    r->next = (at + bytes + 2 * r->align - 1) / r->align * r->align;
-    struct span span = {.lo = at, .hi = at + bytes, .shadow = r->shadow, .kind = kind};
-    span_insert(&span);
-    return (void *)at;
-}
-
-static const char *kind_name(const struct span *s)
-{
-    return s->kind == SPAN_DEVICE ? "device" : s->kind == SPAN_PINNED ? "pinned" : "registered";
-}
-
-void memory_describe(char *text, size_t size, const void *p)
-{
-    uintptr_t at = (uintptr_t)p;
-    const struct span *span = memory_at(p), *near = NULL;
-    const char *how = "";
-    size_t distance = 0;
-    if (span) {
-        snprintf(text, size, "%s allocation %u of %zu bytes, at byte %zu", kind_name(span),
-                 span->number, (size_t)(span->hi - span->lo), (size_t)(at - span->lo));
-        return;
-    }
-    size_t i = span_index(at);
-    for (size_t k = 0; k < FREED && k < rt.frees; k++) {
-        const struct span *f = &rt.freed[(rt.frees - 1 - k) % FREED];
-        if (at >= f->lo && at < f->hi) {
-            snprintf(text, size, "freed: %s allocation %u of %zu bytes, at byte %zu", kind_name(f),
-                     f->number, (size_t)(f->hi - f->lo), (size_t)(at - f->lo));
-            return;
-        }
-    }
-    if (!memory_ours(p)) {
-        snprintf(text, size, "the host's own memory");
-        return;
-    }
-    if (i > 0) {
-        near = &rt.live[i - 1];
-        distance = at - near->hi;
-        how = "behind the end of";
-    }
-    if (i < rt.n_live && (!near || rt.live[i].lo - at < distance)) {
-        near = &rt.live[i];
-        distance = near->lo - at;
-        how = "before";
-    }
-    if (near) {
-        snprintf(text, size, "%zu bytes %s %s allocation %u of %zu bytes", distance, how,
-                 kind_name(near), near->number, (size_t)(near->hi - near->lo));
-    } else {
-        snprintf(text, size, "nothing is allocated");
-    }
-}
-
-// ---- protection ----
-
-static void on_fault(int sig, siginfo_t *info, void *context)
-{
-    (void)sig;
-    (void)context;
-    char where[160], text[400];
-    struct sigaction next = rt.before;
-    if (region_has(&rt.device, info->si_addr)) {
-        memory_describe(where, sizeof where, info->si_addr);
-        int n = snprintf(text, sizeof text, "sim: host code touches device memory at %p (%s)\n",
-                         info->si_addr, where);
-        (void)!write(STDERR_FILENO, text, (size_t)n);
-        memset(&next, 0, sizeof next);
-        next.sa_handler = SIG_DFL;
-    } else if (rt.open) {
-        int n = snprintf(text, sizeof text, "sim: %s faults at %p; %s\n", sim_running(),
-                         info->si_addr, sim_where());
-        (void)!write(STDERR_FILENO, text, (size_t)n);
-    }
-    sigaction(SIGSEGV, &next, NULL); // the access is tried again, and is that one's
-}
-
-static void protect(int protection)
-{
-    uintptr_t bytes = rt.device_top - rt.device.base;
-    if (bytes && mprotect((void *)rt.device.base, bytes, protection)) {
-        perror("sim: mprotect");
-        abort();
-    }
-    rt.open = protection != PROT_NONE;
-}
-
-void memory_open(void)
-{
-    if (!rt.open) {
-        protect(PROT_READ | PROT_WRITE);
-    }
-}
-
-static void memory_close(void)
-{
-    if (!rt.open) {
-        return;
-    }
-    protect(PROT_NONE);
-    // Test frameworks put their own handler in place at any time.
-    struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK}, old;
-    sigaction(SIGSEGV, &ours, &old);
-    if (!(old.sa_flags & SA_SIGINFO) || old.sa_sigaction != on_fault) {
-        rt.before = old;
-    }
-}
-
 // ---- calls ----
 
 static void begin(void)
 {
-    const struct sim_settings *s = sim_settings();
     rt.ready = true;
     rt.caller = pthread_self();
-    region_make(&rt.device, 2 * s->memory + ((size_t)64 << 20), 256, PROT_NONE,
-                s->memory >= (size_t)16 << 20);
-    region_make(&rt.pinned, PINNED_BYTES, 4096, PROT_READ | PROT_WRITE, false);
-    rt.device_top = rt.device.base;
+    memory_reset();
     queue_reset();
     race_reset();
 }
 
 static void forget_all(void)
 {
-    for (size_t i = 0; i < rt.n_live; i++) {
-        if (rt.live[i].kind == SPAN_REGISTERED) {
-            shadow_drop(&rt.live[i].shadow, rt.live[i].hi - rt.live[i].shadow.origin);
-        }
-    }
-    region_drop(&rt.device);
-    region_drop(&rt.pinned);
     while (rt.streams) {
         struct CUstream_st *s = rt.streams;
         rt.streams = s->next;
@@ -351,10 +72,7 @@ static void forget_all(void)
         rt.events = e->next;
         free(e);
     }
-    free(rt.live);
-    struct sigaction before = rt.before;
     memset(&rt, 0, sizeof rt);
-    rt.before = before;
 }
 
 bool sim_lock(void)
@@ -593,21 +311,8 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     if (code != cudaSuccess || bytes == 0) {
         return sim_leave(code);
     }
-    size_t rounded = (bytes + 255) / 256 * 256;
-    if (sim_settings()->failure == SIM_OOM || bytes > sim_settings()->memory ||
-        rounded > sim_settings()->memory - rt.device_used ||
-        !(*p = region_take(&rt.device, bytes, SPAN_DEVICE))) {
-        return sim_leave(cudaErrorMemoryAllocation);
-    }
-    rt.device_used += rounded;
-    uintptr_t top = ((uintptr_t)*p + bytes + HUGE_PAGE) / HUGE_PAGE * HUGE_PAGE;
-    if (top > rt.device_top) {
-        rt.device_top = top < rt.device.end ? top : rt.device.end;
-        rt.open = false;
-    }
-    memory_open();
-    memset(*p, 0xff, bytes); // NaN in every type
-    return sim_leave(cudaSuccess);
+    *p = sim_settings()->failure == SIM_OOM ? NULL : memory_take(bytes, true);
+    return sim_leave(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 // Of either kind: waits for everything, as the real one does.
@@ -621,26 +326,10 @@ static cudaError_t free_span(void *p, int kind, const char *call)
         return misuse(call, "is no such allocation (freed before?)", p, cudaErrorInvalidValue);
     }
     cudaError_t code = settle_all(call);
-    if (code != cudaSuccess) {
-        return code;
+    if (code == cudaSuccess) {
+        memory_give(p);
     }
-    size_t bytes = span->hi - span->lo;
-    struct shadow shadow = span->shadow;
-    uintptr_t end = span->hi;
-    span_remove(p);
-    if (kind == SPAN_REGISTERED) {
-        shadow_drop(&shadow, end - shadow.origin);
-        return cudaSuccess;
-    }
-    uintptr_t lo = ((uintptr_t)p + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    uintptr_t hi = ((uintptr_t)p + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (hi > lo) {
-        madvise((void *)lo, hi - lo, MADV_DONTNEED);
-    }
-    if (kind == SPAN_DEVICE) {
-        rt.device_used -= (bytes + 255) / 256 * 256;
-    }
-    return cudaSuccess;
+    return code;
 }
 
 cudaError_t cudaFree(void *p)
@@ -653,7 +342,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
     cudaError_t code = sim_enter();
     *total = sim_settings()->memory;
-    *free_bytes = *total - rt.device_used;
+    *free_bytes = code == cudaSuccess ? memory_left() : 0;
     return sim_leave(code);
 }
 
@@ -665,12 +354,8 @@ cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
     if (code != cudaSuccess || bytes == 0) {
         return sim_leave(code);
     }
-    if (sim_settings()->failure == SIM_PIN || bytes > PINNED_BYTES / 2 ||
-        !(*p = region_take(&rt.pinned, bytes, SPAN_PINNED))) {
-        return sim_leave(cudaErrorMemoryAllocation);
-    }
-    memset(*p, 0xff, bytes);
-    return sim_leave(cudaSuccess);
+    *p = sim_settings()->failure == SIM_PIN ? NULL : memory_take(bytes, false);
+    return sim_leave(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaMallocHost(void **p, size_t bytes)
@@ -688,26 +373,14 @@ cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
 {
     (void)flags;
     cudaError_t code = sim_enter();
-    uintptr_t at = (uintptr_t)p;
-    if (code != cudaSuccess) {
-        return sim_leave(code);
+    if (code == cudaSuccess && (!p || bytes == 0)) {
+        code = cudaErrorInvalidValue;
+    } else if (code == cudaSuccess && sim_settings()->failure == SIM_PIN) {
+        code = cudaErrorMemoryAllocation;
+    } else if (code == cudaSuccess && !memory_register(p, bytes)) {
+        code = cudaErrorHostMemoryAlreadyRegistered;
     }
-    if (!p || bytes == 0 || memory_ours(p)) {
-        return sim_leave(!p || bytes == 0 ? cudaErrorInvalidValue
-                                          : cudaErrorHostMemoryAlreadyRegistered);
-    }
-    size_t i = span_index(at);
-    if (i < rt.n_live && rt.live[i].lo < at + bytes) {
-        return sim_leave(cudaErrorHostMemoryAlreadyRegistered);
-    }
-    if (sim_settings()->failure == SIM_PIN) {
-        return sim_leave(cudaErrorMemoryAllocation);
-    }
-    uintptr_t origin = at & ~(uintptr_t)3;
-    struct span span = {.lo = at, .hi = at + bytes, .kind = SPAN_REGISTERED};
-    span.shadow = shadow_make(origin, span.hi - origin);
-    span_insert(&span);
-    return sim_leave(cudaSuccess);
+    return sim_leave(code);
 }
 
 cudaError_t cudaHostUnregister(void *p)
@@ -924,9 +597,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (lane < 0 || !is_event(event, __func__)) {
         return sim_leave(cudaErrorInvalidResourceHandle);
     }
-    if (event->recorded) { // else there is nothing to wait for, as on a GPU
-        queue_wait(lane, &event->clock);
-    }
+    queue_wait(lane, &event->clock); // not recorded: nothing to wait for, as on a GPU
     return sim_leave(cudaSuccess);
 }
 
@@ -936,7 +607,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     if (code == cudaSuccess && !is_event(event, __func__)) {
         code = cudaErrorInvalidResourceHandle;
     }
-    if (code == cudaSuccess && event->recorded && !queue_poll(&event->clock)) {
+    if (code == cudaSuccess && !queue_poll(&event->clock)) {
         code = cudaErrorNotReady;
     }
     return sim_leave(code);
@@ -948,7 +619,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     if (code == cudaSuccess && !is_event(event, __func__)) {
         code = cudaErrorInvalidResourceHandle;
     }
-    if (code == cudaSuccess && event->recorded) {
+    if (code == cudaSuccess) {
         code = settle(&event->clock, __func__);
     }
     return sim_leave(code);
@@ -980,7 +651,7 @@ static cudaError_t copy(void *dst, const void *src, size_t bytes, enum cudaMemcp
     static const char *const names[] = {"copy on the host", "copy to the device",
                                         "copy to the host", "copy on the device"};
     static const enum engine engines[] = {ENGINE_OUT, ENGINE_IN, ENGINE_OUT, ENGINE_COMPUTE};
-    bool from_device = region_has(&rt.device, src), to_device = region_has(&rt.device, dst);
+    bool from_device = memory_is_device(src), to_device = memory_is_device(dst);
     int actual = 2 * from_device + to_device; // as cudaMemcpyKind counts
     if (lane < 0) {
         return cudaErrorInvalidResourceHandle;
@@ -1054,7 +725,7 @@ static cudaError_t fill(void *dst, int value, size_t bytes, int lane, bool async
                                  .bytes = bytes,
                                  .value = value,
                                  .engine = ENGINE_COMPUTE});
-    return async || region_has(&rt.device, dst) ? cudaSuccess : settle(queue_clock(lane), call);
+    return async || memory_is_device(dst) ? cudaSuccess : settle(queue_clock(lane), call);
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)

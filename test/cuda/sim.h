@@ -5,7 +5,7 @@
 //   shim.h  fiber.c block.c access.c     one kernel launch: a fiber per CUDA thread, blocks one
 //                          after the other, shuffles and barriers, shared memory, and our own
 //                          __tsan_* callbacks (no libtsan)
-//   runtime.c queue.c race.c report.c    cuda* functions of the same names as the real ones:
+//   runtime.c memory.c queue.c race.c report.c   cuda* functions of the same names as the real ones:
 //                          memory, streams, events, copies; a seeded scheduler; vector clocks
 //                          (host.h is between them)
 //   lt.c                   the part of cuBLASLt that the project uses, on the CPU

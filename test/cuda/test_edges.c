@@ -69,6 +69,7 @@ static void open_streaming(struct tiny *t, struct plan *plan, struct tiny_shape 
     sim_settings()->seed = seed;
     sim_settings()->schedule = seed % 3;
     tiny_open(t, shape);
+    assert_true(t->dev->queues);
     tiny_scramble(t, 7);
 }
 
@@ -161,6 +162,7 @@ static void test_not_done(void **state)
 
 int main(void)
 {
+    setenv("TEST_DEVICE", "cuda", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_clean),
         cmocka_unit_test(test_no_await),

@@ -4,13 +4,13 @@
 // Kernels are plain callbacks of one thread that declare what they touch.
 #include "test/cmocka.h"
 #include "test/cuda/sim.h"
+#include "test/tiny.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SEEDS    200
@@ -158,9 +158,9 @@ static void each(void (*scenario)(struct rig *), int kind)
 
 // ---- a pipeline through two slots, with and without its edges ----
 
-enum edge { EDGE_NONE, EDGE_FULL, EDGE_EMPTY, EDGE_SUM };
+enum missing { EDGE_NONE, EDGE_FULL, EDGE_EMPTY, EDGE_SUM };
 
-static void pipeline(struct rig *r, enum edge missing)
+static void pipeline(struct rig *r, enum missing missing)
 {
     for (size_t i = 0; i < 8 * N; i++) {
         r->host[i] = (float)(i % 97);
@@ -389,6 +389,42 @@ static void test_lazy(void **state)
     free(r.pageable);
 }
 
+static void says(const char *const *words)
+{
+    for (; *words; words++) {
+        if (!strstr(sim_last_report(), *words)) {
+            fail_msg("no \"%s\" in: %s", *words, sim_last_report());
+        }
+    }
+}
+
+// A report names both operations, their streams and the address.
+static void test_reports(void **state)
+{
+    (void)state;
+    struct rig r;
+    char at[32];
+    begin(SIM_LAZY, first_seed);
+    rig_open(&r);
+    OK(cudaMemcpyAsync(r.slot[0], r.host, BYTES, cudaMemcpyHostToDevice, r.in));
+    OK(cudaStreamSynchronize(r.in));
+    OK(cudaMemcpyAsync(r.slot[1], r.host, BYTES, cudaMemcpyHostToDevice, r.in));
+    touch("reader", (char *)r.slot[1] + 20, 4, false, r.compute);
+    OK(cudaDeviceSynchronize());
+    snprintf(at, sizeof at, "%p", (void *)((char *)r.slot[1] + 20));
+    says((const char *[]){"reader (stream 2", "copy to the device (stream 1", at,
+                          "device allocation 2 of 256 bytes, at byte 20", NULL});
+    touch("twice", (char *)r.sum - 4, 4, false, r.in);
+    touch("twice", (char *)r.sum + BYTES, 4, false, r.in);
+    OK(cudaDeviceSynchronize());
+    says((const char *[]){"twice (stream 1", "reads 4 bytes", "4 bytes before device allocation 3",
+                          NULL}); // once for one kernel
+    assert_int_equal(sim_reports(SIM_BOUNDS), 2);
+    free(r.pageable);
+    sim_forget_reports();
+    sim_expect_reports(false);
+}
+
 // ---- the default stream ----
 
 static void default_stream(struct rig *r, unsigned flags)
@@ -409,6 +445,11 @@ static void default_blocking(struct rig *r)
 static void default_non_blocking(struct rig *r)
 {
     default_stream(r, cudaStreamNonBlocking);
+}
+static void default_after_non_blocking(struct rig *r)
+{
+    touch("before", r->sum, BYTES, true, r->in);
+    touch("default", r->sum, BYTES, true, NULL);
 }
 // A copy from memory that is not pinned has returned before the device has it.
 static void staged_copy(struct rig *r)
@@ -438,6 +479,7 @@ static void test_default_stream(void **state)
     (void)state;
     each(default_blocking, CLEAN);
     each(default_non_blocking, SIM_STREAM_RACE);
+    each(default_after_non_blocking, SIM_STREAM_RACE);
     each(staged_copy, SIM_STREAM_RACE);
     each(staged_copy_waited, CLEAN);
     each(pinned_copy, CLEAN);
@@ -629,7 +671,7 @@ static void test_ends(void **state)
 
 // ---- random programs, against sets of operations instead of clocks ----
 
-#define WINDOW   32 // bytes that everybody fights for
+#define WINDOW   32 // bytes, or KiB, that everybody fights for
 #define ACTIONS  14
 #define OPS      ACTIONS
 #define PROGRAMS 4000
@@ -639,6 +681,7 @@ static void test_ends(void **state)
 struct program {
     uint64_t rng;
     char *window;
+    size_t scale; // 1, or 1024, so that pages of the shadow are touched as a whole and in part
     cudaStream_t stream[STREAMS];
     cudaEvent_t event[EVENTS];
     // Sets of operations that are before what comes next there: bit i is operation i.
@@ -650,8 +693,7 @@ struct program {
 
 static uint32_t draw(struct program *p, uint32_t n)
 {
-    p->rng = p->rng * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((p->rng >> 33) % n);
+    return (uint32_t)rng_below(&p->rng, n);
 }
 
 static void draw_ranges(struct program *p, struct touches *t, size_t most)
@@ -663,7 +705,7 @@ static void draw_ranges(struct program *p, struct touches *t, size_t most)
         at = whole ? at & ~(size_t)3 : at;
         n = whole ? (n + 3) & ~(size_t)3 : n;
         n = at + n > WINDOW ? WINDOW - at : n;
-        t->r[i] = (struct range){p->window + at, n, draw(p, 3) == 0};
+        t->r[i] = (struct range){p->window + at * p->scale, n * p->scale, draw(p, 3) == 0};
     }
 }
 
@@ -729,11 +771,11 @@ static void test_random_programs(void **state)
     (void)state;
     int races = 0;
     for (uint64_t n = 0; n < PROGRAMS; n++) {
-        struct program p = {.rng = first_seed + n};
+        struct program p = {.rng = first_seed + n, .scale = n % 3 ? 1 : 1024};
         if (n % 100 == 0) {
             begin((int)(n / 100 % 3), first_seed + n);
         }
-        OK(cudaHostAlloc((void **)&p.window, WINDOW, cudaHostAllocDefault));
+        OK(cudaHostAlloc((void **)&p.window, WINDOW * p.scale, cudaHostAllocDefault));
         for (int i = 0; i < STREAMS; i++) {
             OK(cudaStreamCreateWithFlags(&p.stream[i], cudaStreamNonBlocking));
         }
@@ -1031,27 +1073,17 @@ static void test_lost_and_hang(void **state)
 
 int main(void)
 {
-    const char *seed = getenv("TEST_SEED");
-    first_seed = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL) % 1000000000;
-    printf("# TEST_SEED=%llu\n", (unsigned long long)first_seed);
+    first_seed = test_seed();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pipeline),
-        cmocka_unit_test(test_events),
-        cmocka_unit_test(test_host),
-        cmocka_unit_test(test_lazy),
-        cmocka_unit_test(test_default_stream),
-        cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_random_programs),
-        cmocka_unit_test(test_time_engines),
-        cmocka_unit_test(test_time_pipeline),
-        cmocka_unit_test(test_time_priority),
-        cmocka_unit_test(test_time_queries),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_launch_errors),
-        cmocka_unit_test(test_failures),
-        cmocka_unit_test(test_lost_and_hang),
+        cmocka_unit_test(test_pipeline),      cmocka_unit_test(test_events),
+        cmocka_unit_test(test_host),          cmocka_unit_test(test_lazy),
+        cmocka_unit_test(test_reports),       cmocka_unit_test(test_default_stream),
+        cmocka_unit_test(test_bounds),        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_ends),          cmocka_unit_test(test_random_programs),
+        cmocka_unit_test(test_time_engines),  cmocka_unit_test(test_time_pipeline),
+        cmocka_unit_test(test_time_priority), cmocka_unit_test(test_time_queries),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_launch_errors),
+        cmocka_unit_test(test_failures),      cmocka_unit_test(test_lost_and_hang),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
