@@ -58,6 +58,11 @@ failed() { # WHAT REMARK
 
 # ---- training -------------------------------------------------------------------------------------
 
+# The line of a log that says why the program failed.
+reason() {
+    { grep -E '^(train_gpt|gpu_check|sim): ' "$1" || cat "$1"; } | tail -n 1 | tr '\t' ' '
+}
+
 # ran NAME SECONDS ARGUMENT...: trains with the metrics in $out/NAME.jsonl and the rest in
 # $out/NAME.log; false, and a row that says why, if that fails.
 ran() {
@@ -70,7 +75,7 @@ ran() {
         if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
             failed "$name" "not done in $2 s"
         else
-            failed "$name" "$(tail -n 1 "$out/$name.log" | tr '\t' ' ')"
+            failed "$name" "$(reason "$out/$name.log")"
         fi
         return 1
     fi
@@ -188,7 +193,7 @@ speed() { # NAME WHAT
     row "$2" "$tokens" tok/s ok
     if [ -n "$peak" ]; then
         row "$2" "$(awk -v t="$tokens" -v f="$flops" -v p="$peak" \
-            'BEGIN { printf "%.1f", p > 0 ? 100 * t * f / (p * 1e12) : 0 }')" '% MFU' - \
+            'BEGIN { if (p + 0 != 0) printf "%.1f", 100 * t * f / (p * 1e12) }')" '% MFU' - \
             "of $peak TFLOP/s"
     fi
 }
@@ -316,7 +321,7 @@ run_part() {
     if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
         failed "$part" "not done in $limit s; see $out/$part.log"
     elif [ "$rc" -ne 0 ] && ! grep -q "$(printf '\tFAIL\t')" "$out/$part.tsv"; then
-        failed "$part" "$(tail -n 1 "$out/$part.log" | tr '\t' ' ')"
+        failed "$part" "$(reason "$out/$part.log")"
     fi
     return "$rc"
 }
