@@ -20,16 +20,17 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define ELEMS_MAX   ((size_t)4 << 20)
-#define COPY_MIN    ((size_t)64 << 10)
-#define COPY_MAX    ((size_t)64 << 20)
-#define TINY_COPY   ((size_t)64)
-#define SLICES      ((size_t)4) // into which host work is usually cut
-#define TRIES_MIN   7
-#define TRIES_MAX   63
-#define ENOUGH      0.01 // seconds of tries: what is short is tried more often than TRIES_MIN
-#define SECONDS_MIN 1e-9 // nothing takes no time
-#define LONG        0.1  // seconds of a call that is not repeated
+#define ELEMS_MAX     ((size_t)4 << 20)
+#define COPY_MIN      ((size_t)64 << 10)
+#define COPY_MAX      ((size_t)64 << 20)
+#define TINY_COPY     ((size_t)64)
+#define SLICES        ((size_t)4) // into which host work is usually cut
+#define TRIES_MIN     7
+#define TRIES_MAX     63
+#define ENOUGH        0.01 // seconds of tries: what is short is tried more often than TRIES_MIN
+#define SECONDS_MIN   1e-9 // nothing takes no time
+#define LONG          0.1  // seconds of a call that is not repeated
+#define ENOUGH_COPIES ((size_t)4) // before the rate of copies is believed
 
 // Offsets into the device's arena.
 struct calls_layout {
@@ -428,78 +429,106 @@ static void *run_copier(void *arg)
     return NULL;
 }
 
-// The same on a device that queues, which a single thread calls: copiers of both directions.
-static void *run_queued_copiers(void *arg)
-{
-    struct copier *copiers = arg;
-    struct device *dev = copiers->p->dev;
-    double since[2] = {clock_s(), clock_s()};
-    bool queued[2] = {false, false}, stop = false;
-    while (!stop || queued[0] || queued[1]) {
-        stop = atomic_load(copiers->stop);
-        for (size_t d = 0; d < 2; d++) {
-            struct copier *c = copiers + d;
-            if (queued[d] && device_passed(dev, d)) {
-                size_t n = atomic_load(&c->copies);
-                double end = device_passed_s(dev, d);
-                c->times[n % TRIES_MAX] = fmax(end - since[d], SECONDS_MIN);
-                since[d] = end;
-                queued[d] = false;
-                atomic_store(&c->copies, n + 1);
-            }
-            if (!queued[d] && !stop) {
-                enum device_lane lane = c->out ? DEVICE_COPY_OUT : DEVICE_COPY_IN;
-                (c->out ? run_copy_out : run_copy_in)(c->p, c->p->copy_bytes);
-                device_end(dev, lane, d);
-                queued[d] = true;
-            }
-        }
-        struct error err;
-        if (device_status(dev, &err)) { // nothing will ever be passed
-            atomic_store(&copiers[0].copies, TRIES_MAX);
-            atomic_store(&copiers[1].copies, TRIES_MAX);
-            break;
-        }
-    }
-    return NULL;
-}
-
 // Runs `work` while both directions copy; times[d]: seconds of a copy meanwhile (in, out).
 static int while_copying(struct profile *p, void (*work)(void *ctx), void *ctx, double times[2],
                          struct error *err)
 {
     atomic_bool stop = false;
     struct copier copier[2];
-    size_t started = 0, threads = p->dev->queues ? 1 : 2;
-    if (device_marks(p->dev, 2, err)) {
-        return err->status;
-    }
-    for (size_t d = 0; d < 2; d++) {
-        copier[d] = (struct copier){.p = p, .out = d == 1, .stop = &stop};
-    }
-    for (; started < threads; started++) {
-        if (pthread_create(&copier[started].thread, NULL,
-                           p->dev->queues ? run_queued_copiers : run_copier, copier + started)) {
+    size_t started = 0;
+    for (; started < 2; started++) {
+        copier[started] = (struct copier){.p = p, .out = started == 1, .stop = &stop};
+        if (pthread_create(&copier[started].thread, NULL, run_copier, &copier[started])) {
             break;
         }
     }
-    for (size_t d = 0; started == threads && d < 2; d++) {
-        while (atomic_load(&copier[d].copies) < 4) {
+    for (size_t d = 0; started == 2 && d < 2; d++) {
+        while (atomic_load(&copier[d].copies) < ENOUGH_COPIES) {
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
         }
     }
-    if (started == threads && work) {
+    if (started == 2 && work) {
         work(ctx);
     }
     atomic_store(&stop, true);
     for (size_t d = 0; d < started; d++) {
         pthread_join(copier[d].thread, NULL);
-    }
-    for (size_t d = 0; started == threads && d < 2; d++) {
         times[d] = median(copier[d].times, least(atomic_load(&copier[d].copies), TRIES_MAX));
     }
-    return started == threads ? device_status(p->dev, err)
-                              : error_set(err, STATUS_FAIL, "no thread for copies");
+    return started == 2 ? STATUS_OK : error_set(err, STATUS_FAIL, "no thread for copies");
+}
+
+// A device that queues is called by this thread alone: it copies, and another one works.
+struct worker {
+    void (*work)(void *ctx);
+    void *ctx;
+    atomic_bool done;
+    pthread_t thread;
+};
+
+static void *run_worker(void *arg)
+{
+    struct worker *w = arg;
+    w->work(w->ctx);
+    atomic_store(&w->done, true);
+    return NULL;
+}
+
+// Keeps a copy of this direction under way until `stop`, and notes how long the last one took.
+// False: none is.
+static bool keep_copying(struct copier *c, double *since, bool *queued, bool stop)
+{
+    struct device *dev = c->p->dev;
+    size_t n = c->copies;
+    if (*queued && device_passed(dev, c->out)) {
+        double end = device_passed_s(dev, c->out);
+        c->times[n % TRIES_MAX] = fmax(end - *since, SECONDS_MIN);
+        c->copies = n + 1;
+        *since = end;
+        *queued = false;
+    }
+    if (!*queued && !stop) {
+        (c->out ? run_copy_out : run_copy_in)(c->p, c->p->copy_bytes);
+        device_end(dev, c->out ? DEVICE_COPY_OUT : DEVICE_COPY_IN, c->out);
+        *queued = true;
+    }
+    return *queued;
+}
+
+static int while_copying_queued(struct profile *p, void (*work)(void *ctx), void *ctx,
+                                double times[2], struct error *err)
+{
+    struct copier copier[2] = {{.p = p}, {.p = p, .out = true}};
+    struct worker worker = {.work = work, .ctx = ctx};
+    double since[2] = {clock_s(), clock_s()};
+    bool queued[2] = {false, false}, stop = false, busy = true;
+    if (device_marks(p->dev, 2, err)) {
+        return err->status;
+    }
+    if (work && pthread_create(&worker.thread, NULL, run_worker, &worker)) {
+        return error_set(err, STATUS_FAIL, "no thread to measure work on the host");
+    }
+    while (busy && device_status(p->dev, err) == STATUS_OK) {
+        bool enough = copier[0].copies >= ENOUGH_COPIES && copier[1].copies >= ENOUGH_COPIES;
+        stop = enough && (!work || atomic_load(&worker.done));
+        busy = false;
+        for (size_t d = 0; d < 2; d++) {
+            busy |= keep_copying(copier + d, since + d, queued + d, stop);
+        }
+    }
+    if (work) {
+        pthread_join(worker.thread, NULL);
+    }
+    for (size_t d = 0; d < 2 && !busy; d++) {
+        times[d] = median(copier[d].times, least(copier[d].copies, TRIES_MAX));
+    }
+    return device_status(p->dev, err);
+}
+
+static int during_copies(struct profile *p, void (*work)(void *ctx), void *ctx, double times[2],
+                         struct error *err)
+{
+    return (p->dev->queues ? while_copying_queued : while_copying)(p, work, ctx, times, err);
 }
 
 static double rate(const struct profile *p, double seconds, double latency)
@@ -526,7 +555,7 @@ static int measure_link(struct profile *p, struct costs *costs, struct error *er
     choose_copy_bytes(p, latency);
     link->in = rate(p, measure(p, run_copy_in, p->copy_bytes), latency);
     link->out = rate(p, measure(p, run_copy_out, p->copy_bytes), latency);
-    if (while_copying(p, NULL, NULL, both, err)) {
+    if (during_copies(p, NULL, NULL, both, err)) {
         return err->status;
     }
     link->in_duplex = fmin(rate(p, both[0], latency), link->in);
@@ -603,7 +632,7 @@ static int measure_all(struct profile *p, struct costs *costs, struct error *err
     if (measure_link(p, costs, err)) {
         return err->status;
     }
-    return while_copying(p, work_on_host, &work, unused, err);
+    return during_copies(p, work_on_host, &work, unused, err);
 }
 
 // Everything that times depend on, in words; its hash is the cache's name.

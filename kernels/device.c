@@ -22,7 +22,8 @@ const char *device_kind(const char *asked, char *why, size_t size)
     if (cuda_probe(&err) == STATUS_OK) {
         return "cuda";
     }
-    snprintf(why, size, "%s", err.text);
+    const char *text = strstr(err.text, ": "); // behind the option's name
+    snprintf(why, size, "%s", text ? text + 2 : err.text);
 #endif
     return "cpu";
 }

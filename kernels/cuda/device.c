@@ -382,7 +382,8 @@ static int no_device(struct error *err, cudaError_t code)
                          has, needs);
     }
     return error_set(err, STATUS_FAIL, "--device cuda: %s%s; --device cpu needs none",
-                     code == cudaSuccess ? "no GPU is there" : cudaGetErrorString(code),
+                     code == cudaSuccess || code == cudaErrorNoDevice ? "no GPU is there"
+                                                                      : cudaGetErrorString(code),
                      getenv("CUDA_VISIBLE_DEVICES") ? " (CUDA_VISIBLE_DEVICES is set)" : "");
 }
 
