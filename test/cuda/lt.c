@@ -89,6 +89,11 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
+    return status == CUBLAS_STATUS_SUCCESS ? "success" : "the CPU runtime's cuBLASLt refuses";
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t status)
+{
     static const struct {
         cublasStatus_t status;
         const char *name;
