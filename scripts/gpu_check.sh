@@ -22,6 +22,7 @@
 set -u
 unset MAKEFLAGS MAKELEVEL
 export LC_ALL=C
+here=$PWD
 cd "$(dirname "$0")/.." || exit 1
 
 parts='build kernels losses plans rates resident capped'
@@ -110,16 +111,12 @@ need() {
 part_build() {
     make --no-print-directory CUDA="$cuda" all "$build/dev/gpu_check" || return 1
     [ -e data/stories_train_000000.bin ] || "$bin/tokenize" --stories || return 1
-    row 'build' "$SECONDS" s ok "$("$bin/train_gpt" --version)"
+    row 'build' '' '' ok "$("$bin/train_gpt" --version)"
 }
 
 # Rows that the program prints are ours.
 check_program() {
-    "$build/dev/gpu_check" "$@" ${sim:+--small} >"$out/$part.rows"
-    local rc=$?
-    cat "$out/$part.rows" >>"$out/$part.tsv"
-    rm "$out/$part.rows"
-    return "$rc"
+    "$build/dev/gpu_check" "$@" ${sim:+--small} >>"$out/$part.tsv"
 }
 
 # The largest difference of the losses of two runs, relatively; nothing if they are not as many.
@@ -304,7 +301,7 @@ json() {
 # In a process of its own, so that a time limit ends all that it has started.
 run_part() {
     part=$1
-    local limit left rc=0
+    local limit left rc=0 started=$SECONDS
     limit=$(limit_of "$part")
     [ -z "$sim" ] || limit=$((2 * limit))
     left=$((total_s - SECONDS))
@@ -323,6 +320,7 @@ run_part() {
     elif [ "$rc" -ne 0 ] && ! grep -q "$(printf '\tFAIL\t')" "$out/$part.tsv"; then
         failed "$part" "$(reason "$out/$part.log")"
     fi
+    row 'all of it' $((SECONDS - started)) s -
     return "$rc"
 }
 
@@ -369,9 +367,9 @@ main() {
         do_part && [ -z "$bad" ]
         exit
     fi
-    out=${out:-out/gpu_check-$(date +%Y%m%d-%H%M%S)}
+    out=${out:-$PWD/out/gpu_check-$(date +%Y%m%d-%H%M%S)}
+    [[ $out == /* ]] || out=$here/$out
     mkdir -p "$out/cache" || exit 1
-    out=$(cd "$out" && pwd)
     export XDG_CACHE_HOME=$out/cache # measured costs
     SECONDS=0
     machine_line
