@@ -22,6 +22,7 @@
 set -u
 unset MAKEFLAGS MAKELEVEL
 export LC_ALL=C
+here=$PWD
 cd "$(dirname "$0")/.." || exit 1
 
 parts='build kernels losses plans rates resident capped'
@@ -58,6 +59,11 @@ failed() { # WHAT REMARK
 
 # ---- training -------------------------------------------------------------------------------------
 
+# The line of a log that says why the program failed.
+reason() {
+    { grep -E '^(train_gpt|gpu_check|sim): ' "$1" || cat "$1"; } | tail -n 1 | tr '\t' ' '
+}
+
 # ran NAME SECONDS ARGUMENT...: trains with the metrics in $out/NAME.jsonl and the rest in
 # $out/NAME.log; false, and a row that says why, if that fails.
 ran() {
@@ -70,7 +76,7 @@ ran() {
         if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
             failed "$name" "not done in $2 s"
         else
-            failed "$name" "$(tail -n 1 "$out/$name.log" | tr '\t' ' ')"
+            failed "$name" "$(reason "$out/$name.log")"
         fi
         return 1
     fi
@@ -105,16 +111,12 @@ need() {
 part_build() {
     make --no-print-directory CUDA="$cuda" all "$build/dev/gpu_check" || return 1
     [ -e data/stories_train_000000.bin ] || "$bin/tokenize" --stories || return 1
-    row 'build' "$SECONDS" s ok "$("$bin/train_gpt" --version)"
+    row 'build' '' '' ok "$("$bin/train_gpt" --version)"
 }
 
 # Rows that the program prints are ours.
 check_program() {
-    "$build/dev/gpu_check" "$@" ${sim:+--small} >"$out/$part.rows"
-    local rc=$?
-    cat "$out/$part.rows" >>"$out/$part.tsv"
-    rm "$out/$part.rows"
-    return "$rc"
+    "$build/dev/gpu_check" "$@" ${sim:+--small} >>"$out/$part.tsv"
 }
 
 # The largest difference of the losses of two runs, relatively; nothing if they are not as many.
@@ -188,7 +190,7 @@ speed() { # NAME WHAT
     row "$2" "$tokens" tok/s ok
     if [ -n "$peak" ]; then
         row "$2" "$(awk -v t="$tokens" -v f="$flops" -v p="$peak" \
-            'BEGIN { printf "%.1f", p > 0 ? 100 * t * f / (p * 1e12) : 0 }')" '% MFU' - \
+            'BEGIN { if (p + 0 != 0) printf "%.1f", 100 * t * f / (p * 1e12) }')" '% MFU' - \
             "of $peak TFLOP/s"
     fi
 }
@@ -288,7 +290,7 @@ json() {
         {
             number = $3 ~ /^-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?$/ ? $3 : "null"
             printf "%s\n  {\"part\": %s, \"what\": %s, \"number\": %s, \"unit\": %s, ",
-                NR > 1 ? "," : "", text($1), text($2), number, text($4)
+                (NR > 1 ? "," : ""), text($1), text($2), number, text($4)
             printf "\"verdict\": %s, \"remark\": %s}", $5 == "-" ? "null" : text($5), text($6)
         }
         END { printf "\n]}\n" }' >"$out/results.json"
@@ -299,7 +301,7 @@ json() {
 # In a process of its own, so that a time limit ends all that it has started.
 run_part() {
     part=$1
-    local limit left rc=0
+    local limit left rc=0 started=$SECONDS
     limit=$(limit_of "$part")
     [ -z "$sim" ] || limit=$((2 * limit))
     left=$((total_s - SECONDS))
@@ -316,8 +318,9 @@ run_part() {
     if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
         failed "$part" "not done in $limit s; see $out/$part.log"
     elif [ "$rc" -ne 0 ] && ! grep -q "$(printf '\tFAIL\t')" "$out/$part.tsv"; then
-        failed "$part" "$(tail -n 1 "$out/$part.log" | tr '\t' ' ')"
+        failed "$part" "$(reason "$out/$part.log")"
     fi
+    row 'all of it' $((SECONDS - started)) s -
     return "$rc"
 }
 
@@ -364,9 +367,9 @@ main() {
         do_part && [ -z "$bad" ]
         exit
     fi
-    out=${out:-out/gpu_check-$(date +%Y%m%d-%H%M%S)}
+    out=${out:-$PWD/out/gpu_check-$(date +%Y%m%d-%H%M%S)}
+    [[ $out == /* ]] || out=$here/$out
     mkdir -p "$out/cache" || exit 1
-    out=$(cd "$out" && pwd)
     export XDG_CACHE_HOME=$out/cache # measured costs
     SECONDS=0
     machine_line

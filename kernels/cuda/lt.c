@@ -222,9 +222,9 @@ static void fail(struct device *dev, const char *call, const struct lt_shape *s,
     static const char *const ops[] = {"forward", "gradient of the input", "gradient of the weight",
                                       "fp32 gradient of the weight"};
     char why[256];
-    snprintf(why, sizeof why, "%s (%s, N %zu, C %zu, OC %zu, epilogue %d, %s)",
-             cublasLtGetStatusString(status), ops[s->op], s->N, s->C, s->OC, (int)s->epilogue,
-             dev->dtype == DTYPE_BF16 ? "bf16" : "fp32");
+    snprintf(why, sizeof why, "%s, %s (%s, N %zu, C %zu, OC %zu, epilogue %d, %s)",
+             cublasLtGetStatusName(status), cublasLtGetStatusString(status), ops[s->op], s->N, s->C,
+             s->OC, (int)s->epilogue, dev->dtype == DTYPE_BF16 ? "bf16" : "fp32");
     cuda_fail(dev, call, why);
 }
 

@@ -89,6 +89,11 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
+    return status == CUBLAS_STATUS_SUCCESS ? "success" : "the CPU runtime's cuBLASLt refuses";
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t status)
+{
     static const struct {
         cublasStatus_t status;
         const char *name;
@@ -401,28 +406,57 @@ static void widen(float *out, size_t width, const void *x, const struct layout *
     }
 }
 
-// sums += a b, each in the order of k; 4 x 16 of them in registers.
-static void multiply(size_t k)
+// sums += a b, each in the order of k; 16 x 4 of them in registers. The same bits in every
+// instruction set: products and sums are rounded apart.
+typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
+
+static inline __attribute__((always_inline)) void multiply(size_t k)
 {
     for (size_t j = 0; j < BN; j += 4) {
         for (size_t i = 0; i < BM; i += 16) {
-            float c[4][16];
-            for (size_t jj = 0; jj < 4; jj++) {
-                memcpy(c[jj], sums + (j + jj) * BM + i, sizeof c[jj]);
-            }
+            lanes *c0 = (lanes *)(sums + j * BM + i), *c1 = (lanes *)((float *)c0 + BM);
+            lanes *c2 = (lanes *)((float *)c1 + BM), *c3 = (lanes *)((float *)c2 + BM);
+            lanes s0 = *c0, s1 = *c1, s2 = *c2, s3 = *c3;
             for (size_t p = 0; p < k; p++) {
-                const float *a = block_a + p * BM + i, *b = block_b + p * BN + j;
-                for (size_t jj = 0; jj < 4; jj++) {
-                    for (size_t ii = 0; ii < 16; ii++) {
-                        c[jj][ii] += a[ii] * b[jj];
-                    }
-                }
+                lanes a = *(const lanes *)(block_a + p * BM + i);
+                const float *b = block_b + p * BN + j;
+                s0 += a * b[0];
+                s1 += a * b[1];
+                s2 += a * b[2];
+                s3 += a * b[3];
             }
-            for (size_t jj = 0; jj < 4; jj++) {
-                memcpy(sums + (j + jj) * BM + i, c[jj], sizeof c[jj]);
-            }
+            *c0 = s0;
+            *c1 = s1;
+            *c2 = s2;
+            *c3 = s3;
         }
     }
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx512f"))) static void multiply_avx512(size_t k)
+{
+    multiply(k);
+}
+__attribute__((target("avx2"))) static void multiply_avx2(size_t k)
+{
+    multiply(k);
+}
+#endif
+
+static void multiply_blocks(size_t k)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512f")) {
+        multiply_avx512(k);
+        return;
+    }
+    if (__builtin_cpu_supports("avx2")) {
+        multiply_avx2(k);
+        return;
+    }
+#endif
+    multiply(k);
 }
 
 #define SQRT_2_PI 0.7978845608f
@@ -488,7 +522,7 @@ static void run(void *args)
                 size_t k = min(BK, p->k - at);
                 widen(block_a, BM, x->a, &p->a, !ta, i, m, at, k);
                 widen(block_b, BN, x->b, &p->b, tb, j, n, at, k);
-                multiply(k);
+                multiply_blocks(k);
             }
             for (size_t jj = 0; jj < n; jj++) {
                 for (size_t ii = 0; ii < m; ii++) {

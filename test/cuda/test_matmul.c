@@ -456,6 +456,49 @@ static void test_no_algorithm_is_an_error(void **state)
     device_close(r.dev);
 }
 
+// What the shape promises of its addresses, and an address that does not keep it.
+static void test_address_of_less_alignment_is_refused(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct error err;
+    open_rig(&r, DTYPE_BF16);
+    reset(&r);
+    struct tensor_ref inp = input_at(&r, 8 * 64, 1, 8), weight = input(&r, 8 * 64, 1);
+    struct tensor_ref out = output(&r, 64, false);
+    r.f->matmul_forward(r.dev, out.at, inp.at, weight.at, NULL, NULL, 8, 64, 8);
+    assert_int_equal(device_status(r.dev, &err), STATUS_FAIL);
+    assert_non_null(strstr(err.text, "cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED"));
+    reset(&r);
+    sim_parts_forget();
+    device_close(r.dev);
+}
+
+// All products share a workspace: those of two lanes, with nothing between them, are a race.
+static void test_products_of_two_lanes_race(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct error err;
+    open_rig(&r, DTYPE_FP32);
+    reset(&r);
+    struct tensor_ref inp = input(&r, 64, 1), weight = input(&r, 64, 1);
+    struct tensor_ref out[2] = {output(&r, 64, false), output(&r, 64, false)};
+    assert_int_equal(device_marks(r.dev, 1, &err), STATUS_OK);
+    sim_expect_reports(true);
+    for (size_t i = 0; i < 2; i++) {
+        enum device_lane lane = i ? DEVICE_COPY_IN : DEVICE_COMPUTE;
+        device_begin(r.dev, lane, "product");
+        r.f->matmul_forward(r.dev, out[i].at, inp.at, weight.at, NULL, NULL, 8, 8, 8);
+        device_end(r.dev, lane, 0);
+    }
+    device_sync(r.dev);
+    assert_true(sim_reports(SIM_STREAM_RACE) > 0);
+    sim_forget_reports();
+    sim_expect_reports(false);
+    close_rig(&r);
+}
+
 static void test_rate_leaves_no_trace(void **state)
 {
     (void)state;
@@ -485,6 +528,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_table_is_emptied_when_full),
         cmocka_unit_test(test_epilogue_that_is_not_there),
         cmocka_unit_test(test_no_algorithm_is_an_error),
+        cmocka_unit_test(test_address_of_less_alignment_is_refused),
+        cmocka_unit_test(test_products_of_two_lanes_race),
         cmocka_unit_test(test_rate_leaves_no_trace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
