@@ -38,7 +38,7 @@ struct study *study_open(enum dtype dtype, int argc, char **argv)
     struct study *s = must(calloc(1, sizeof *s), "no memory");
     struct device_config config = {.kind = "cuda", .dtype = dtype, .head_size = 64};
     struct error err;
-    void *arena;
+    void *arena = NULL;
     s->small = argc > 1 && strcmp(argv[1], "check") == 0;
     s->bytes = s->small ? (size_t)64 << 20 : (size_t)3 << 30;
     if (device_open(&s->dev, &config, &err) || device_arena(s->dev, s->bytes, &arena, &err)) {
