@@ -21,6 +21,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum dtype {
     DTYPE_FP32,
     DTYPE_BF16, // stored in 16 bits; arithmetic and accumulation are fp32
@@ -153,4 +157,7 @@ void device_rest(struct device *dev);
 
 void device_close(struct device *dev);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

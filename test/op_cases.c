@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ARENA_BYTES  ((size_t)80 << 20)
+#define ARENA_BYTES  ((size_t)64 << 20)
 #define CANARY_BYTES ((size_t)64)
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -375,7 +375,7 @@ static void try_attention(struct rig *r, const size_t *d)
     ref_attention_forward(y, l, qkv.values, B, T, C, NH);
     r->f->attention_forward(r->dev, out.at, lse.at, qkv.at, B, T, C, NH);
     check(r, "out", &out, y, noise + inside, 1);
-    check(r, "lse", &lse, l, 3e-7, 1);
+    check(r, "lse", &lse, l, r->variant->rows_of_8 ? 1e-6 : 3e-7, 1);
 
     ref_attention_backward(dx, dout.values, qkv.values, B, T, C, NH);
     r->f->attention_backward(r->dev, dqkv.at, dout.at, qkv.at, out.at, lse.at, B, T, C, NH);
@@ -410,10 +410,26 @@ static void try_classifier(struct rig *r, const size_t *d)
     r->f->classifier(r->dev, losses.at, logits.at, device_targets, dscale, N, V, Vp);
     check(r, "losses", &losses, l, 2e-7, 1);
     check(r, "dlogits", &logits, dx, 2e-7, 1e-3);
+
+    static const char nan[] = "\xff\xff\xff\xff";
+    to_device(r, (char *)logits.at + (V - 1) * elem_size(r, false), nan, elem_size(r, false));
+    r->f->classifier(r->dev, losses.at, logits.at, device_targets, 0, N, V, Vp);
+    assert_true(isnan(fetch(r, &losses)[0]));
     free(targets);
 }
 
-static void try_sums(struct rig *r, const size_t *d)
+static void check_norm(struct rig *r, const void *at, const struct tensor_ref *x)
+{
+    double got, expected = ref_sumsq(x->values, x->n);
+    uint64_t bits;
+    from_device(r, &got, at, sizeof got);
+    assert_true(fabs(got - expected) <= 1e-6 * expected);
+    memcpy(&bits, &got, sizeof bits);
+    r->hash = (r->hash ^ bits) * 0x100000001b3u;
+    check_canaries(r);
+}
+
+static void try_norm(struct rig *r, const size_t *d)
 {
     size_t n = d[0];
     double *values = random_values(r, n, 0, 3);
@@ -421,23 +437,38 @@ static void try_sums(struct rig *r, const size_t *d)
         values[i] *= i / SUMSQ_CHUNK % 3 ? 1 : 0x1p-20; // of these the double sum loses bits
     }
     struct tensor_ref x = input_of(r, values, n, false);
-    struct tensor_ref chunks = output(r, n / SUMSQ_CHUNK + 1, true), acc = output(r, n, true);
-    struct tensor_ref rounded = output(r, n, false);
-    double *fp32 = host_array(r, n), *sum = host_array(r, n), got;
-    for (size_t i = 0; i < n; i++) {
-        fp32[i] = uniform(r);
-    }
-    struct tensor_ref y = input_of(r, fp32, n, true);
-    void *result = reserve(r, sizeof got, false);
+    struct tensor_ref y = input_of(r, random_values(r, n, 0, 1), n, true);
+    struct tensor_ref chunks = output(r, n / SUMSQ_CHUNK + 1, true);
+    void *sum = reserve(r, sizeof(double), false);
+    r->f->sumsq(r->dev, sum, chunks.at, x.at, n);
+    check_norm(r, sum, &x);
+    r->f->sumsq_fp32(r->dev, sum, chunks.at, y.at, n);
+    check_norm(r, sum, &y);
+}
 
-    r->f->sumsq(r->dev, result, chunks.at, x.at, n);
-    from_device(r, &got, result, sizeof got);
-    assert_true(fabs(got - ref_sumsq(x.values, n)) <= 1e-6 * got);
-    r->hash ^= (uint64_t)(got * 0x1p30);
-    r->f->sumsq_fp32(r->dev, result, chunks.at, y.at, n);
-    from_device(r, &got, result, sizeof got);
-    assert_true(fabs(got - ref_sumsq(y.values, n)) <= 1e-6 * got);
-    r->hash ^= (uint64_t)(got * 0x1p30) << 1;
+// What is not finite must come out of the norm, wherever it is.
+static void try_infinite_norm(struct rig *r, const size_t *d)
+{
+    size_t n = d[0];
+    for (size_t i = 0; i < 2; i++) {
+        double *values = random_values(r, n, 0, 1), got;
+        values[d[1]] = i ? (double)INFINITY : (double)NAN;
+        struct tensor_ref x = input_of(r, values, n, false);
+        struct tensor_ref chunks = output(r, n / SUMSQ_CHUNK + 1, true);
+        void *sum = reserve(r, sizeof(double), false);
+        r->f->sumsq(r->dev, sum, chunks.at, x.at, n);
+        from_device(r, &got, sum, sizeof got);
+        assert_true(i ? isinf(got) : isnan(got));
+    }
+}
+
+static void try_sums(struct rig *r, const size_t *d)
+{
+    size_t n = d[0];
+    struct tensor_ref x = input(r, n, 0, 3), acc = output(r, n, true);
+    struct tensor_ref y = input_of(r, random_values(r, n, 0, 1), n, true);
+    struct tensor_ref rounded = output(r, n, false);
+    double *sum = host_array(r, n);
 
     r->f->accumulate(r->dev, acc.at, x.at, true, n);
     check(r, "first", &acc, x.values, 0, 0);
@@ -618,9 +649,9 @@ static const struct op_case op_cases[] = {
                    {70, 72},
                    {9, 1032},
                    {300, 16},
-                   {9, 2056},
-                   {3, 6152},
-                   {2, 16384}}},
+                   {9, 1544},
+                   {3, 3080},
+                   {2, 6152}}},
     {.name = "matmul",
      .run = try_matmul,
      .shapes = {{1, 1, 1},
@@ -678,12 +709,11 @@ static const struct op_case op_cases[] = {
                    {2, 17, 24, 3, 1},
                    {1, 64, 64, 2, 1},
                    {1, 65, 80, 2, 2},
-                   {1, 128, 144, 3, 1},
-                   {1, 129, 96, 1, 1},
-                   {2, 100, 320, 5, 2},
-                   {1, 300, 64, 1, 3},
-                   {1, 70, 240, 2, 1},
-                   {1, 150, 128, 1, 20}}},
+                   {1, 129, 48, 1, 1},
+                   {2, 40, 320, 5, 2},
+                   {1, 150, 32, 1, 3},
+                   {1, 33, 240, 2, 1},
+                   {1, 70, 128, 1, 20}}},
     {.name = "classifier",
      .run = try_classifier,
      .shapes = {{1, 1, 128, 1},
@@ -692,10 +722,18 @@ static const struct op_case op_cases[] = {
                 {7, 257, 384, 4},
                 {2, 50257, 50304, 4},
                 {9, 3, 128, 20000}}},
-    {.name = "sums",
-     .run = try_sums,
+    {.name = "norm",
+     .run = try_norm,
      .shapes = {{1023}, {1024}, {1025}, {2049}, {65535}, {65536 + 17}},
      .rows_of_8 = {{1023}, {1024}, {1025}, {2049}, {65536 + 17}, {4100 * 1024 + 3}},
+     .count = 70,
+     .same_everywhere = true},
+    {.name = "norm that is not finite",
+     .run = try_infinite_norm,
+     .shapes = {{1, 0}, {100, 99}, {5000, 1}, {5000, 4999}}},
+    {.name = "sums",
+     .run = try_sums,
+     .shapes = {{1023}, {1025}, {65535}, {65536 + 17}},
      .count = 70,
      .same_everywhere = true},
     {.name = "rounding",

@@ -4,7 +4,6 @@
 
 #include <float.h>
 #include <stdio.h>
-#include <string.h>
 
 static struct {
     float *losses;
@@ -99,8 +98,8 @@ static const struct version versions[] = {
 
 int main(int argc, char **argv)
 {
-    bool small = argc > 1 && strcmp(argv[1], "check") == 0, good = true;
-    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, (size_t)1 << 31);
+    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, argc, argv);
+    bool small = study_small(s), good = true;
     static const size_t shapes[][3] = {
         {1, 100, 128}, {5, 1000, 1024}, {3, 8000, 8064}, {4096, 50257, 50304}};
     for (const auto &d : shapes) {

@@ -4,7 +4,6 @@
 #include "kernels/cuda/group.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { P = packed<floatX>::size };
 
@@ -77,8 +76,8 @@ static const struct version versions[] = {
 
 int main(int argc, char **argv)
 {
-    bool small = argc > 1 && strcmp(argv[1], "check") == 0, good = true;
-    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, (size_t)1 << 31);
+    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, argc, argv);
+    bool small = study_small(s), good = true;
     static const size_t shapes[][4] = {{1, 5, 8, 7},
                                        {3, 50, 264, 100},
                                        {2, 700, 16, 300},

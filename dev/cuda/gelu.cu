@@ -3,7 +3,6 @@
 #include "kernels/cuda/group.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { P = packed<floatX>::size };
 
@@ -62,8 +61,8 @@ static const struct version versions[] = {
 
 int main(int argc, char **argv)
 {
-    bool small = argc > 1 && strcmp(argv[1], "check") == 0, good = true;
-    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, (size_t)1 << 29);
+    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, argc, argv);
+    bool small = study_small(s), good = true;
     static const size_t shapes[] = {8, 264, 4096, 40000, (size_t)64 << 20};
     for (size_t n : shapes) {
         char shape[64];

@@ -3,7 +3,6 @@
 #include "kernels/cuda/group.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { P = packed<floatX>::size };
 
@@ -203,8 +202,8 @@ static bool try_shape(struct study *s, size_t N, size_t C, bool timed)
 
 int main(int argc, char **argv)
 {
-    bool small = argc > 1 && strcmp(argv[1], "check") == 0, good = true;
-    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, (size_t)1 << 30);
+    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, argc, argv);
+    bool small = study_small(s), good = true;
     static const size_t few[][2] = {{1, 8}, {7, 72}, {33, 768}, {5, 4104}};
     static const size_t many[][2] = {{16384, 768}, {16384, 1600}, {8192, 4096}, {2048, 12288}};
     for (const auto &shape : few) {

@@ -4,7 +4,6 @@
 #include "kernels/cuda/group.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { P = packed<floatX>::size };
 
@@ -162,8 +161,8 @@ static bool try_shape(struct study *s, size_t n, bool timed)
 
 int main(int argc, char **argv)
 {
-    bool small = argc > 1 && strcmp(argv[1], "check") == 0, good = true;
-    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, (size_t)1 << 30);
+    struct study *s = study_open(sizeof(floatX) == 2 ? DTYPE_BF16 : DTYPE_FP32, argc, argv);
+    bool small = study_small(s), good = true;
     static const size_t few[] = {8, 1032, 70000}, many[] = {(size_t)7 << 20, (size_t)30 << 20};
     for (size_t n : few) {
         good &= try_shape(s, n, false);

@@ -12,6 +12,7 @@
 
 struct study {
     struct device *dev;
+    bool small;
     char *arena;
     size_t bytes, used, n;
     uint64_t rng;
@@ -32,19 +33,25 @@ static void *must(void *p, const char *what)
     return p;
 }
 
-struct study *study_open(enum dtype dtype, size_t bytes)
+struct study *study_open(enum dtype dtype, int argc, char **argv)
 {
     struct study *s = must(calloc(1, sizeof *s), "no memory");
     struct device_config config = {.kind = "cuda", .dtype = dtype, .head_size = 64};
     struct error err;
     void *arena;
-    if (device_open(&s->dev, &config, &err) || device_arena(s->dev, bytes, &arena, &err)) {
+    s->small = argc > 1 && strcmp(argv[1], "check") == 0;
+    s->bytes = s->small ? (size_t)64 << 20 : (size_t)3 << 30;
+    if (device_open(&s->dev, &config, &err) || device_arena(s->dev, s->bytes, &arena, &err)) {
         must(NULL, err.text);
     }
     s->arena = arena;
-    s->bytes = bytes;
     printf("%s\n", s->dev->summary);
     return s;
+}
+
+bool study_small(const struct study *s)
+{
+    return s->small;
 }
 
 struct device *study_device(struct study *s)

@@ -21,8 +21,9 @@ struct version {
 
 struct study;
 
-// Opens the device with so much memory, or ends the program.
-struct study *study_open(enum dtype dtype, size_t bytes);
+// Opens the device, or ends the program. study_small: only small shapes are asked for.
+struct study *study_open(enum dtype dtype, int argc, char **argv);
+bool study_small(const struct study *s);
 struct device *study_device(struct study *s);
 // Forgets all tensors.
 void study_reset(struct study *s);

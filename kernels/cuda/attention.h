@@ -21,7 +21,7 @@
 #ifndef KERNELS_CUDA_ATTENTION_H
 #define KERNELS_CUDA_ATTENTION_H
 
-#include "kernels/layers.h"
+#include "kernels/cuda/cuda.h"
 
 #define ATTENTION_HEAD_SIZE_MAX 128
 

@@ -31,19 +31,19 @@
 // -v), and two blocks into a multiprocessor's shared memory. Kernels take such a struct.
 template <int HEAD> struct mma_forward_sizes {
     static const int HS = HEAD;
-    static const int MT = HEAD <= 64 ? 2 : 1; // times 16 rows of a warp
-    static const int COLUMNS = 64;            // keys visited at a time
-    static const bool KEEP = true;            // queries stay in registers
+    static const int MT = 2;                          // times 16 rows of a warp
+    static const int COLUMNS = HEAD <= 112 ? 64 : 48; // keys visited at a time
+    static const bool KEEP = HEAD <= 80;              // queries stay in registers
 };
 template <int HEAD> struct mma_keys_sizes { // where keys are owned, and queries visited
     static const int HS = HEAD;
     static const int MT = HEAD <= 64 ? 2 : 1;
     static const int COLUMNS = HEAD <= 64 ? 64 : 32;
-    static const int SCORES = 16; // columns whose scores are in registers at a time
+    static const int SCORES = HEAD == 64 ? 16 : 32; // columns whose scores are in registers
 };
 template <int HEAD> struct mma_queries_sizes {
     static const int HS = HEAD;
-    static const int MT = HEAD <= 64 ? 2 : 1;
+    static const int MT = HEAD <= 96 ? 2 : 1;
     static const int COLUMNS = HEAD <= 64 ? 64 : 32;
     static const int SCORES = 32;
 };
@@ -69,11 +69,20 @@ template <int HS, int ROWS>
 __device__ static inline void mma_load(floatX *tile, const floatX *x, size_t ld, int first,
                                        const struct attention &a)
 {
-    const int pieces = HS / 8;
-    for (int i = threadIdx.x; i < ROWS * pieces; i += MMA_THREADS) {
-        int r = i / pieces, c = i % pieces * 8;
-        bool valid = first + r < a.T && c < a.hs;
-        ptx_cp_async(tile + r * MMA_LD(HS) + c, x + (valid ? (first + r) * ld + c : 0), valid);
+    const int lanes = HS <= 16 ? 2 : HS <= 32 ? 4 : HS <= 64 ? 8 : 16; // of a row
+    const int step = MMA_THREADS / lanes;
+    static_assert(ROWS % step == 0, "a tile is whole passes of the block");
+    int r = threadIdx.x / lanes, c = threadIdx.x % lanes * 8;
+    const floatX *from = x + (first + r) * ld + c;
+    floatX *to = tile + r * MMA_LD(HS) + c;
+#pragma unroll 1 // its addresses, unrolled, would take the registers of scores
+    for (int i = 0; i < ROWS / step; i++) {
+        if (c < HS) {
+            ptx_cp_async(to, from, first + r < a.T && c < a.hs);
+        }
+        r += step;
+        from += step * ld;
+        to += step * MMA_LD(HS);
     }
 }
 

@@ -97,8 +97,8 @@ static __global__ void __launch_bounds__(1024)
     }
 }
 
-extern "C" void OP(classifier)(struct device *dev, float *losses, void *logits,
-                               const int32_t *targets, float dscale, size_t N, size_t V, size_t Vp)
+void OP(classifier)(struct device *dev, float *losses, void *logits, const int32_t *targets,
+                    float dscale, size_t N, size_t V, size_t Vp)
 {
     size_t threads = (size_t)blocks_of(Vp / P, 32) * 32;
     LAUNCH(dev, classifier_kernel, (unsigned)N, (unsigned)(threads < 1024 ? threads : 1024), 0,

@@ -37,15 +37,15 @@ static __global__ void decode_kernel(floatX *out, const floatX *wte_row, const f
     add_rows(out, wte_row, wpe_row, C);
 }
 
-extern "C" void OP(encoder_forward)(struct device *dev, void *out, const int32_t *tokens,
-                                    const void *wte, const void *wpe, size_t B, size_t T, size_t C)
+void OP(encoder_forward)(struct device *dev, void *out, const int32_t *tokens, const void *wte,
+                         const void *wpe, size_t B, size_t T, size_t C)
 {
     LAUNCH(dev, forward_kernel, blocks_of(B * T, FORWARD_ROWS), dim3(32, FORWARD_ROWS), 0,
            (floatX *)out, tokens, (const floatX *)wte, (const floatX *)wpe, B * T, T, C);
 }
 
-extern "C" void OP(encoder_decode)(struct device *dev, void *out, int32_t token, size_t pos,
-                                   const void *wte, const void *wpe, size_t C)
+void OP(encoder_decode)(struct device *dev, void *out, int32_t token, size_t pos, const void *wte,
+                        const void *wpe, size_t C)
 {
     LAUNCH(dev, decode_kernel, 1, 256, 0, (floatX *)out, (const floatX *)wte + (size_t)token * C,
            (const floatX *)wpe + pos * C, C);
@@ -167,9 +167,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" void OP(encoder_backward)(struct device *dev, float *dwte, void *dwpe, const void *dout,
-                                     const int32_t *tokens, size_t B, size_t T, size_t C,
-                                     size_t maxT)
+void OP(encoder_backward)(struct device *dev, float *dwte, void *dwpe, const void *dout,
+                          const int32_t *tokens, size_t B, size_t T, size_t C, size_t maxT)
 {
     dim3 grid((unsigned)(B * T), blocks_of(C, THREADS * P));
     LAUNCH(dev, dwte_kernel, grid, THREADS, 0, dwte, (const floatX *)dout, tokens, B * T, C);

@@ -4,14 +4,14 @@
 #include "kernels/cuda/reduce.h"
 
 #define EPSILON      1e-5f
-#define MAX_CHANNELS ((size_t)16384) // of a row in the registers of one block
+#define MAX_CHANNELS ((size_t)12288) // of a row in the registers of one block
 
 enum { P = packed<floatX>::size };
 
 static bool fits(struct device *dev, const char *op, size_t C)
 {
     if (C > MAX_CHANNELS) {
-        cuda_fail(dev, op, "more than 16384 channels: use fewer, or --device cpu");
+        cuda_fail(dev, op, "more than 12288 channels: use fewer, or --device cpu");
     }
     return C <= MAX_CHANNELS;
 }
@@ -79,9 +79,8 @@ static __global__ void __launch_bounds__(1024)
     }
 }
 
-extern "C" void OP(layernorm_forward)(struct device *dev, void *out, float *mean, float *rstd,
-                                      const void *inp, const void *weight, const void *bias,
-                                      size_t N, size_t C)
+void OP(layernorm_forward)(struct device *dev, void *out, float *mean, float *rstd, const void *inp,
+                           const void *weight, const void *bias, size_t N, size_t C)
 {
     if (!fits(dev, "layernorm_forward", C)) {
         return;
@@ -94,7 +93,7 @@ extern "C" void OP(layernorm_forward)(struct device *dev, void *out, float *mean
 
 // ---- backward -----------------------------------------------------------------------------------
 
-#define BACKWARD_THREADS 512 // at most
+#define BACKWARD_THREADS 384 // at most: 12288 channels are held without spills
 #define BACKWARD_BLOCKS  ((size_t)1024)
 #define BACKWARD_ROWS    8 // of a block at least, unless there are fewer
 
@@ -110,6 +109,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS)
 {
     __shared__ float shared[2][32][2];
     size_t vectors = C / P;
+    const bool EARLY = VECTORS <= 2; // the residual is loaded with the rest if registers suffice
     float dw[VECTORS][P] = {}, db[VECTORS][P] = {};
     int turn = 0; // of two: one barrier per row suffices
     for (size_t row = blockIdx.x; row < N; row += gridDim.x, turn ^= 1) {
@@ -122,7 +122,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS)
                 packed<floatX> w = load16(weight + v * P);
                 d[k] = load16(dout + at);
                 x[k] = load16(inp + at);
-                if (dresidual) {
+                if (dresidual && EARLY) {
                     residual[k] = load16(dresidual + at);
                 }
                 for (int i = 0; i < P; i++) {
@@ -142,6 +142,9 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS)
             size_t v = threadIdx.x + k * blockDim.x;
             if (v < vectors) {
                 packed<floatX> w = load16(weight + v * P), dx;
+                if (dresidual && !EARLY) {
+                    residual[k] = load16(dresidual + row * C + v * P);
+                }
                 for (int i = 0; i < P; i++) {
                     float norm = (to_float(x[k].x[i]) - mu) * rs;
                     float g = to_float(d[k].x[i]) * to_float(w.x[i]);
@@ -178,10 +181,10 @@ static size_t backward_blocks(size_t N, size_t C)
            (floatX *)dinp, partials, (const floatX *)dout, (const floatX *)dresidual,              \
            (const floatX *)inp, (const floatX *)weight, mean, rstd, N, C)
 
-extern "C" void OP(layernorm_backward)(struct device *dev, void *dinp, void *dweight, void *dbias,
-                                       const void *dout, const void *dresidual, const void *inp,
-                                       const void *weight, const float *mean, const float *rstd,
-                                       size_t N, size_t C)
+void OP(layernorm_backward)(struct device *dev, void *dinp, void *dweight, void *dbias,
+                            const void *dout, const void *dresidual, const void *inp,
+                            const void *weight, const float *mean, const float *rstd, size_t N,
+                            size_t C)
 {
     if (!fits(dev, "layernorm_backward", C)) {
         return;
@@ -195,7 +198,7 @@ extern "C" void OP(layernorm_backward)(struct device *dev, void *dinp, void *dwe
     } else if (per_thread <= 4) {
         BACKWARD(4);
     } else {
-        BACKWARD(MAX_CHANNELS / P / BACKWARD_THREADS);
+        BACKWARD(MAX_CHANNELS / P / BACKWARD_THREADS); // 4 or 8
     }
     column_totals(dev, (floatX *)dweight, (floatX *)dbias, C, partials, blocks, 2 * C);
 }

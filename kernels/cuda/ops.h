@@ -1,6 +1,9 @@
 // ops.h - what every operation of the cuda device needs: names of the dtype that is being compiled,
 // launches, values in registers, 16-byte accesses.
 //
+// Rows are multiples of 16 bytes: C, OC and Vp are multiples of 8, since head sizes are. Lengths of
+// the optimizer's operations are arbitrary.
+//
 // Each .cu file, and matmul.c, is compiled once per dtype: VARIANT is cuda_fp32 or cuda_bf16. Two
 // macros are all that lets the same files run on a CPU for tests (test/cuda): LAUNCH and DYN_SMEM.
 #ifndef KERNELS_CUDA_OPS_H

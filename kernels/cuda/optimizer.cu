@@ -149,13 +149,12 @@ static void sumsq(struct device *dev, double *sum, float *chunks, const T *x, si
     LAUNCH(dev, sumsq_total_kernel, 1, TOTAL_THREADS, 0, sum, (const float *)chunks, count);
 }
 
-extern "C" void OP(sumsq)(struct device *dev, double *sum, float *chunks, const void *x, size_t n)
+void OP(sumsq)(struct device *dev, double *sum, float *chunks, const void *x, size_t n)
 {
     sumsq(dev, sum, chunks, (const floatX *)x, n);
 }
 
-extern "C" void OP(sumsq_fp32)(struct device *dev, double *sum, float *chunks, const float *x,
-                               size_t n)
+void OP(sumsq_fp32)(struct device *dev, double *sum, float *chunks, const float *x, size_t n)
 {
     sumsq(dev, sum, chunks, x, n);
 }
@@ -209,30 +208,30 @@ static void adamw(struct device *dev, void *params, const struct adamw_state *to
     }
 }
 
-extern "C" void OP(adamw)(struct device *dev, void *params, float *master, float *m, float *v,
-                          const void *grad, const struct adamw *a, size_t n)
+void OP(adamw)(struct device *dev, void *params, float *master, float *m, float *v,
+               const void *grad, const struct adamw *a, size_t n)
 {
     struct adamw_state state = {master, m, v};
     adamw(dev, params, &state, &state, (const floatX *)grad, a, n);
 }
 
-extern "C" void OP(adamw_fp32)(struct device *dev, void *params, float *master, float *m, float *v,
-                               const float *grad, const struct adamw *a, size_t n)
+void OP(adamw_fp32)(struct device *dev, void *params, float *master, float *m, float *v,
+                    const float *grad, const struct adamw *a, size_t n)
 {
     struct adamw_state state = {master, m, v};
     adamw(dev, params, &state, &state, grad, a, n);
 }
 
-extern "C" void OP(adamw_apart)(struct device *dev, void *params, const struct adamw_state *to,
-                                const struct adamw_state *from, const void *grad,
-                                const struct adamw *a, size_t n)
+void OP(adamw_apart)(struct device *dev, void *params, const struct adamw_state *to,
+                     const struct adamw_state *from, const void *grad, const struct adamw *a,
+                     size_t n)
 {
     adamw(dev, params, to, from, (const floatX *)grad, a, n);
 }
 
-extern "C" void OP(adamw_apart_fp32)(struct device *dev, void *params, const struct adamw_state *to,
-                                     const struct adamw_state *from, const float *grad,
-                                     const struct adamw *a, size_t n)
+void OP(adamw_apart_fp32)(struct device *dev, void *params, const struct adamw_state *to,
+                          const struct adamw_state *from, const float *grad, const struct adamw *a,
+                          size_t n)
 {
     adamw(dev, params, to, from, grad, a, n);
 }
@@ -268,7 +267,7 @@ static __global__ void __launch_bounds__(THREADS) cast_kernel(floatX *out, const
     store_group(out + at, f, n - at);
 }
 
-extern "C" void OP(accumulate)(struct device *dev, float *acc, const void *x, bool first, size_t n)
+void OP(accumulate)(struct device *dev, float *acc, const void *x, bool first, size_t n)
 {
     if (n > 0) {
         LAUNCH(dev, accumulate_kernel, blocks_of(n, THREADS * P), THREADS, 0, acc,
@@ -276,7 +275,7 @@ extern "C" void OP(accumulate)(struct device *dev, float *acc, const void *x, bo
     }
 }
 
-extern "C" void OP(cast)(struct device *dev, void *out, const float *x, size_t n)
+void OP(cast)(struct device *dev, void *out, const float *x, size_t n)
 {
     if (n > 0) {
         LAUNCH(dev, cast_kernel, blocks_of(n, THREADS * P), THREADS, 0, (floatX *)out, x, n);

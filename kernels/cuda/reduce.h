@@ -30,11 +30,11 @@ template <int K> __device__ static inline void block_sum(float (&x)[K], float (*
     }
 }
 
-// Rows of `partials` that are summed at the same time, each by a warp.
+// Rows of `partials` that are summed at the same time at most, each by a warp.
 #define TOTAL_GROUPS 32
 
 // first(split), second(columns - split) = column sums of partials(rows, columns). A block has 32
-// columns, warp g sums rows g, g + TOTAL_GROUPS, ... in order; then the warps' sums, in order.
+// columns; warp g of G sums rows g, g + G, ... in order; then the warps' sums, in order.
 static __global__ void __launch_bounds__(32 * TOTAL_GROUPS)
     column_totals_kernel(floatX *first, floatX *second, size_t split, const float *partials,
                          size_t rows, size_t columns)
@@ -44,14 +44,14 @@ static __global__ void __launch_bounds__(32 * TOTAL_GROUPS)
     float sum = 0;
     if (c < columns) {
 #pragma unroll 8
-        for (size_t r = threadIdx.y; r < rows; r += TOTAL_GROUPS) {
+        for (size_t r = threadIdx.y; r < rows; r += blockDim.y) {
             sum += partials[r * columns + c];
         }
     }
     shared[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y == 0 && c < columns) {
-        for (int g = 1; g < TOTAL_GROUPS; g++) {
+        for (unsigned g = 1; g < blockDim.y; g++) {
             sum += shared[g][threadIdx.x];
         }
         floatX *out = c < split ? first + c : second + (c - split);
@@ -62,8 +62,9 @@ static __global__ void __launch_bounds__(32 * TOTAL_GROUPS)
 static inline void column_totals(struct device *dev, floatX *first, floatX *second, size_t split,
                                  const float *partials, size_t rows, size_t columns)
 {
-    LAUNCH(dev, column_totals_kernel, blocks_of(columns, 32), dim3(32, TOTAL_GROUPS), 0, first,
-           second, split, partials, rows, columns);
+    unsigned groups = rows < TOTAL_GROUPS ? (unsigned)rows : TOTAL_GROUPS;
+    LAUNCH(dev, column_totals_kernel, blocks_of(columns, 32), dim3(32, groups), 0, first, second,
+           split, partials, rows, columns);
 }
 
 #endif

@@ -103,18 +103,51 @@ __attribute__((noinline, cold)) static void shared_race(const struct sim_variabl
                v ? sim_variable_name(v) : "dynamic memory", who, other_wrote ? "written" : "read");
 }
 
+// Readers, with one more; before, they were not of several warps.
 static uint64_t read_by(uint64_t read, uint64_t now)
 {
     if (!same_epoch(read, now)) {
         return now;
     }
-    if (read & MANY_WARPS) {
-        return read;
-    }
     if (thread_of(read) / 32 != thread_of(now) / 32) {
         return now | MANY_WARPS;
     }
     return unordered(read, now) ? now | MANY_LANES : now;
+}
+
+static void read_shared(struct shared_cell *cell, size_t cells, uint64_t now,
+                        const struct sim_variable *v, size_t offset)
+{
+    for (size_t i = 0; i < cells; i++) {
+        uint64_t wrote = cell[i].wrote & ~BY_ATOMIC, read = cell[i].read;
+        if (same_epoch(wrote, now) && wrote != now && unordered(wrote, now)) {
+            shared_race(v, offset + 2 * i, READ, wrote, true);
+        }
+        if (read != now && !(read & MANY_WARPS && same_epoch(read, now))) {
+            cell[i].read = read_by(read, now);
+        }
+    }
+}
+
+static void write_shared(struct shared_cell *cell, size_t cells, uint64_t now, enum access access,
+                         const struct sim_variable *v, size_t offset)
+{
+    for (size_t i = 0; i < cells; i++) {
+        uint64_t wrote = cell[i].wrote & ~BY_ATOMIC, read = cell[i].read;
+        if (same_epoch(wrote, now) && wrote != now && unordered(wrote, now) &&
+            !(access == ATOMIC && cell[i].wrote & BY_ATOMIC)) {
+            shared_race(v, offset + 2 * i, access, wrote, true);
+        }
+        if (same_epoch(read, now) && read != now && unordered(read, now)) {
+            shared_race(v, offset + 2 * i, access, read, false);
+        }
+        if (access == WRITE) {
+            cell[i].wrote = now;
+        } else if (cell[i].wrote & BY_ATOMIC ||
+                   !same_epoch(wrote, now)) { // a plain one stays known
+            cell[i].wrote = now | BY_ATOMIC;
+        }
+    }
 }
 
 // offset: in the variable, or in dynamic shared memory (NULL).
@@ -124,26 +157,10 @@ static void shared_access(struct shared_cell *cell, size_t bytes, enum access ac
     size_t cells = (offset + bytes - 1) / 2 - offset / 2 + 1;
     uint64_t now =
         (uint64_t)sim_epoch << 32 | (uint64_t)sim_self->warp_epoch << 12 | sim_self->number;
-    for (; cells; cells--, cell++, offset += 2) {
-        uint64_t wrote = cell->wrote & ~BY_ATOMIC;
-        if (wrote != now && same_epoch(wrote, now) && unordered(wrote, now) &&
-            !(access == ATOMIC && cell->wrote & BY_ATOMIC)) {
-            shared_race(v, offset, access, wrote, true);
-        }
-        if (access == READ) {
-            if (cell->read != now) {
-                cell->read = read_by(cell->read, now);
-            }
-            continue;
-        }
-        if (cell->read != now && same_epoch(cell->read, now) && unordered(cell->read, now)) {
-            shared_race(v, offset, access, cell->read, false);
-        }
-        if (access == WRITE) {
-            cell->wrote = now;
-        } else if (cell->wrote & BY_ATOMIC || !same_epoch(wrote, now)) { // a plain one stays known
-            cell->wrote = now | BY_ATOMIC;
-        }
+    if (access == READ) {
+        read_shared(cell, cells, now, v, offset);
+    } else {
+        write_shared(cell, cells, now, access, v, offset);
     }
 }
 
@@ -163,6 +180,9 @@ static void static_access(uintptr_t a, size_t bytes, enum access access)
 {
     const struct sim_variable *v = sim_variable_at(a);
     if (!v || a + bytes > v->at + v->bytes) {
+        if (sim_is_guard(a)) {
+            return;
+        }
         sim_report(SIM_BOUNDS, "%s %s %zu bytes at byte %zu of the %zu of shared variable %s",
                    sim_where(), access == READ ? "reads" : "writes", bytes,
                    v ? a - v->at : a - sim_tls, v ? v->bytes : 0,
@@ -182,11 +202,15 @@ struct global_cell {
 #define CHUNK_BITS 20 // 1 MiB of memory has its cells in one piece
 #define CHUNK      ((uintptr_t)1 << CHUNK_BITS)
 #define CHUNKS     ((size_t)1 << 16) // 64 GiB
+#define KEPT       128               // chunks, from one launch to the next: 512 MiB of cells
+
+#define CELLS_BYTES (CHUNK / 2 * sizeof(struct global_cell))
 
 static struct chunk {
     uintptr_t number;
     struct global_cell *cells;
 } chunks[CHUNKS];
+static size_t n_chunks;
 
 static uint32_t first;        // stamp of this launch's block 0
 static uint32_t many, atomic; // stamps: several blocks; atomic operations. None is higher
@@ -198,7 +222,8 @@ static struct global_cell *cells_of(uintptr_t number)
 {
     for (size_t i = number % CHUNKS, tried = 0; tried < CHUNKS; i = (i + 1) % CHUNKS, tried++) {
         if (!chunks[i].cells) {
-            chunks[i] = (struct chunk){number, map(CHUNK / 2 * sizeof(struct global_cell))};
+            chunks[i] = (struct chunk){number, map(CELLS_BYTES)};
+            n_chunks++;
         }
         if (chunks[i].number == number) {
             return chunks[i].cells;
@@ -210,12 +235,14 @@ static struct global_cell *cells_of(uintptr_t number)
 
 static void new_stamps(void)
 {
-    if (atomic > UINT32_MAX - 3 - sim_blocks) {
+    if (n_chunks > KEPT || atomic > UINT32_MAX - 3 - sim_blocks) {
         for (size_t i = 0; i < CHUNKS; i++) {
             if (chunks[i].cells) {
-                memset(chunks[i].cells, 0, CHUNK / 2 * sizeof(struct global_cell));
+                munmap(chunks[i].cells, CELLS_BYTES);
             }
         }
+        memset(chunks, 0, sizeof chunks);
+        n_chunks = 0;
         atomic = 0;
     }
     first = atomic + 1;
@@ -310,11 +337,8 @@ static bool of_no_interest(uintptr_t a)
     return !sim_self || a - sim_stacks < sim_stacks_bytes;
 }
 
-static void look_at(uintptr_t a, size_t bytes, enum access access)
+__attribute__((noinline)) static void sort_out(uintptr_t a, size_t bytes, enum access access)
 {
-    if (of_no_interest(a) || !bytes) {
-        return;
-    }
     if (a - (sim_dynamic - SIM_WINDOW) < 2 * SIM_WINDOW) {
         dynamic_access(a, bytes, access);
     } else if (a - sim_tls < sim_tls_bytes) {
@@ -322,6 +346,13 @@ static void look_at(uintptr_t a, size_t bytes, enum access access)
     } else if (access != READ || a - (uintptr_t)__executable_start >=
                                      (uintptr_t)__data_start - (uintptr_t)__executable_start) {
         global_access(a, bytes, access);
+    }
+}
+
+static inline void look_at(uintptr_t a, size_t bytes, enum access access)
+{
+    if (!of_no_interest(a) && bytes) {
+        sort_out(a, bytes, access);
     }
 }
 

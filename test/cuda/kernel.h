@@ -79,12 +79,15 @@ struct sim_variable { // a __shared__ one
     uintptr_t at;
     size_t bytes;
     bool used; // by this launch
+    bool guard;
 };
 extern uintptr_t sim_tls; // this thread's block of thread-local variables
 extern size_t sim_tls_bytes;
-// The one that an address in that block is meant to be in; NULL: none is near. From its first use
-// in a launch on, it is poisoned for each block.
+// The one that an address in that block is meant to be in, or NULL. From its first use in a launch
+// on, it is poisoned for each block.
 struct sim_variable *sim_variable_at(uintptr_t a);
+// Is it a flag of the compiler's own, which says that a variable has been constructed?
+bool sim_is_guard(uintptr_t a);
 const char *sim_variable_name(const struct sim_variable *v);
 
 void sim_shared_launch(void); // a launch begins

@@ -83,6 +83,34 @@ static __global__ void shuffle_for_barrier(float *out, const float *in)
     out[threadIdx.x] = s[threadIdx.x ^ 1] + x;
 }
 
+// The barrier of the second round is missing.
+static __global__ void one_warp_barrier(float *out, const float *in)
+{
+    __shared__ float s[2][32];
+    s[0][threadIdx.x] = in[threadIdx.x];
+    __syncwarp();
+    s[1][threadIdx.x] = s[0][threadIdx.x ^ 1];
+    out[threadIdx.x] = s[1][threadIdx.x ^ 2];
+}
+
+// Of threads i * EVERY, the last one to come writes what all have read.
+template <unsigned EVERY> static __global__ void last_one_writes(float *out, const float *in)
+{
+    __shared__ float s;
+    __shared__ unsigned n;
+    if (threadIdx.x == 0) {
+        s = in[0];
+        n = 0;
+    }
+    __syncthreads();
+    if (threadIdx.x % EVERY == 0) {
+        out[threadIdx.x] = s;
+        if (atomicAdd(&n, 1u) == blockDim.x / EVERY - 1) {
+            s = 1;
+        }
+    }
+}
+
 static __global__ void plain_and_atomic(float *out, const float *in)
 {
     __shared__ int n;
@@ -144,7 +172,7 @@ static __global__ void dynamic_before(float *out, const float *in)
 
 static __global__ void static_far_beyond(float *out, const float *in)
 {
-    __shared__ float s[256];
+    __shared__ float s[1024];
     s[threadIdx.x * 5] = in[threadIdx.x];
     out[threadIdx.x] = s[threadIdx.x * 5];
 }
@@ -209,6 +237,17 @@ static __global__ void barrier_and_shuffle(float *out, const float *in)
     out[threadIdx.x] = x;
 }
 
+static __global__ void shuffle_and_vote(float *out, const float *in)
+{
+    float x = in[threadIdx.x];
+    if (threadIdx.x % 2) {
+        x = __shfl_sync(0xffffffffu, x, 0);
+    } else if (__any_sync(0xffffffffu, x > 0)) {
+        x = 0;
+    }
+    out[threadIdx.x] = x;
+}
+
 static __global__ void shuffle_from_nobody(float *out, const float *in)
 {
     out[threadIdx.x] = __shfl_down_sync(0xffffu, in[threadIdx.x], 8);
@@ -252,6 +291,14 @@ static __global__ void atomic_and_plain(float *out, const float *in)
         *n = (int)in[0];
     } else if (threadIdx.x == 0) {
         atomicAdd(n, 1);
+    }
+}
+
+static __global__ void last_block_writes(float *out, const float *in)
+{
+    out[2 + blockIdx.x] = out[0] + in[0];
+    if (atomicAdd(reinterpret_cast<unsigned *>(out) + 1, 1u) == gridDim.x - 1) {
+        out[0] = 1;
     }
 }
 
@@ -574,6 +621,9 @@ const struct planted planted[] = {
     {KERNEL(all_write_one), 1, 64, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(half_a_warp_barrier), 1, 32, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(shuffle_for_barrier), 1, 32, 0, SIM_SHARED_RACE, NULL, 0},
+    {KERNEL(one_warp_barrier), 1, 32, 0, SIM_SHARED_RACE, NULL, 0},
+    {KERNEL(last_one_writes<1>), 1, 32, 0, SIM_SHARED_RACE, NULL, 0},
+    {KERNEL(last_one_writes<32>), 1, 256, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(plain_and_atomic), 1, 64, 0, SIM_SHARED_RACE, NULL, 0},
     {KERNEL(reads_beyond), N / 256, 256, 0, SIM_BOUNDS, NULL, 0},
     {KERNEL(writes_beyond), N / 256 + 1, 256, 0, SIM_BOUNDS, NULL, 0},
@@ -590,12 +640,14 @@ const struct planted planted[] = {
     {KERNEL(return_before_barrier), 1, 256, 0, SIM_DEADLOCK, NULL, 0},
     {KERNEL(some_at_shuffle), 1, 64, 0, SIM_DEADLOCK, NULL, 0},
     {KERNEL(barrier_and_shuffle), 1, 64, 0, SIM_DEADLOCK, NULL, 0},
+    {KERNEL(shuffle_and_vote), 1, 32, 0, SIM_DEADLOCK, NULL, 0},
     {KERNEL(shuffle_from_nobody), 1, 16, 0, SIM_DEADLOCK, NULL, 0},
     {KERNEL(shuffle_in_part_of_warp), 1, 48, 0, SIM_DEADLOCK, NULL, 0},
     {KERNEL(blocks_write_one), 2, 64, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(blocks_overlap), 8, 64, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(block_reads_next), N / 64, 64, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(atomic_and_plain), 3, 32, 0, SIM_BLOCK_RACE, NULL, 0},
+    {KERNEL(last_block_writes), 16, 1, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(any_block), 64, 1, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(no_fence), 64, 1, 0, SIM_BLOCK_RACE, NULL, 0},
     {KERNEL(never_written), 3, 64, 256, SIM_KINDS, not_a_number, 192},

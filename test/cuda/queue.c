@@ -19,7 +19,7 @@
 #include <string.h>
 #include <time.h>
 
-#define MISSES_MAX 16 // queries in vain, until virtual time goes on to the next end
+#define MISSES_MAX 2 // queries in vain, until virtual time goes on to the next end
 
 struct lane {
     bool used, blocking;

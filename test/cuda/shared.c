@@ -1,7 +1,7 @@
 // Shared memory of a block: dynamic and static, poisoned for each block.
 //
-// Static: shim.h makes __shared__ variables thread-local and gives them pages of their own. The
-// program's symbol table tells where they are and how large; a launch has those that it touches.
+// Static: shim.h makes __shared__ variables thread-local, each in a slot of SIM_SHARED_ALIGN bytes.
+// The program's symbol table tells which slots and how large; a launch has those that it touches.
 #include "test/cuda/kernel.h"
 
 #include <elf.h>
@@ -14,13 +14,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PAGE          ((uintptr_t)4096)
+#define SLOT          ((uintptr_t)SIM_SHARED_ALIGN)
 #define DYNAMIC_ALIGN 128 // what DYN_SMEM promises, and not better
 
 uintptr_t sim_dynamic, sim_tls;
 size_t sim_tls_bytes;
 
-static struct sim_variable *variables, **on_page;
+static struct sim_variable *variables, **in_slot;
 static size_t n_variables;
 
 static void *map(size_t bytes, int protection)
@@ -59,19 +59,20 @@ static int find_tls(struct dl_phdr_info *info, size_t size, void *data)
 
 static void add_symbol(const Elf64_Sym *symbol, const char *name)
 {
-    uintptr_t at = sim_tls + symbol->st_value;
+    bool guard = strncmp(name, "_ZGV", 4) == 0;
+    uintptr_t at = symbol->st_value; // from the block's beginning
     if (ELF64_ST_TYPE(symbol->st_info) == STT_TLS && symbol->st_shndx != SHN_UNDEF &&
-        at % PAGE == 0 && symbol->st_size) {
+        symbol->st_size && (guard || (sim_tls + at) % SLOT == 0)) {
         variables = realloc(variables, (n_variables + 1) * sizeof *variables);
         if (!variables) {
             abort();
         }
-        variables[n_variables++] =
-            (struct sim_variable){.symbol = name, .at = symbol->st_value, .bytes = symbol->st_size};
+        variables[n_variables++] = (struct sim_variable){
+            .symbol = name, .at = sim_tls + at, .bytes = symbol->st_size, .guard = guard};
     }
 }
 
-// Variables by their offsets. The file stays mapped: names lie in it.
+// The file stays mapped: names lie in it.
 static void read_symbols(void)
 {
     int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
@@ -101,34 +102,36 @@ static void read_symbols(void)
 
 static void find_variables(void)
 {
-    size_t pages = sim_tls_bytes / PAGE + 2;
     read_symbols();
-    on_page = calloc(pages, sizeof(struct sim_variable *));
-    if (!on_page) {
+    in_slot = calloc(sim_tls_bytes / SLOT + 2, sizeof(struct sim_variable *));
+    if (!in_slot) {
         abort();
     }
     for (size_t i = 0; i < n_variables; i++) {
-        struct sim_variable *v = &variables[i];
-        v->at += sim_tls;
-        // The page behind it too, unless there is another one: an overrun of it ends there.
-        uintptr_t first = v->at / PAGE - sim_tls / PAGE, n = (v->bytes + PAGE - 1) / PAGE;
-        for (uintptr_t page = first; page < first + n; page++) {
-            on_page[page] = v;
-        }
-        if (first + n < pages && !on_page[first + n]) {
-            on_page[first + n] = v;
+        if (!variables[i].guard) {
+            in_slot[variables[i].at / SLOT - sim_tls / SLOT] = &variables[i];
         }
     }
 }
 
 struct sim_variable *sim_variable_at(uintptr_t a)
 {
-    struct sim_variable *v = on_page[a / PAGE - sim_tls / PAGE];
+    struct sim_variable *v = in_slot[a / SLOT - sim_tls / SLOT];
     if (v && !v->used) {
         v->used = true;
         memset((void *)v->at, 0xff, v->bytes);
     }
     return v;
+}
+
+bool sim_is_guard(uintptr_t a)
+{
+    for (size_t i = 0; i < n_variables; i++) {
+        if (variables[i].guard && a - variables[i].at < variables[i].bytes) {
+            return true;
+        }
+    }
+    return false;
 }
 
 char *__cxa_demangle(const char *symbol, char *buffer, size_t *bytes, int *status);
@@ -155,7 +158,7 @@ void sim_shared_launch(void)
     }
     uintptr_t before = sim_tls;
     dl_iterate_phdr(find_tls, NULL);
-    if (!on_page) {
+    if (!in_slot) {
         find_variables();
     } else if (sim_tls != before) { // another thread calls now
         for (size_t i = 0; i < n_variables; i++) {

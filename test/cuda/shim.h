@@ -51,8 +51,8 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 // Thread-local, which nothing else in a .cu file is: so the runtime knows shared variables from
-// others. Pages of their own, so that one overrun does not become another's access.
-#define __shared__ thread_local __attribute__((aligned(4096)))
+// others (shared.c).
+#define __shared__ thread_local __attribute__((aligned(SIM_SHARED_ALIGN)))
 
 // ---- built-in variables ----
 

@@ -38,6 +38,7 @@ static void test_op(void **state)
 {
     const struct op_test *t = *state;
     uint64_t first, hash;
+    sim_forget_reports();
     sim_settings()->seed = 7;
     sim_settings()->order = SIM_FORWARD;
     assert_true(op_run(t->op, t->variant, 1, &first));

@@ -8,6 +8,10 @@
 extern "C" {
 #endif
 
+// Each __shared__ variable begins at a multiple of this, more than a kernel can have: so what is
+// beyond its end is no other variable's.
+#define SIM_SHARED_ALIGN 65536
+
 // ---- block.c ----
 
 // Constant for the code of one CUDA thread: a compiler may call them once.
@@ -19,7 +23,9 @@ uint3 sim_grid_size(void) __attribute__((const));
 // Of all threads of the block. How many gave a predicate that is not 0.
 int sim_barrier(int predicate);
 
-// Of the lanes in mask; lanes that the block does not have are excused.
+// Of the lanes in mask; lanes that the block does not have are excused. Only the barrier orders
+// what the lanes do to memory: shuffles and votes are none (CUDA C++ Programming Guide, warp
+// functions).
 enum sim_shuffle { SIM_SHUFFLE_IDX, SIM_SHUFFLE_UP, SIM_SHUFFLE_DOWN, SIM_SHUFFLE_XOR };
 void sim_warp_barrier(unsigned mask);
 uint64_t sim_shuffle(enum sim_shuffle how, unsigned mask, uint64_t bits, unsigned by, int width);
