@@ -4,7 +4,8 @@
 # commands. CUDA=1|0: with the cuda device or without (default: with it where nvcc and a GPU are);
 # CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. Each
 # combination has a build folder of its own (build, build-clang-O0, build-cuda, build-address, ...),
-# BUILD=... names another. The programs lie in the working folder for build and build-cuda, else in BUILD.
+# BUILD=... names another. The programs lie in the working folder for build and build-cuda, else in
+# BUILD.
 
 ifeq ($(origin CC),default)
 CC      = gcc
