@@ -193,7 +193,7 @@ static void values_that_cannot_be_parsed_are_refused(void **state)
     }
     refused("--schedule cos", "--schedule~cos~cosine|linear|constant|wsd");
     refused("--dtype fp16", "--dtype~fp16~fp32|bf16");
-    refused("--device cuda", "--device~cuda~auto|cpu");
+    refused("--device tpu", "--device~tpu~auto|cpu|cuda");
     refused("-o x -y 2", "--resume~'2'~0 or 1");
     refused("--generate=yes", "--generate~yes~0 or 1");
     refused("-i ''", "--train~empty");

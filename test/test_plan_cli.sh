@@ -125,7 +125,7 @@ case_too_little_host_memory_is_refused_before_it_is_taken() {
     need=$(would_do host-memory)
     trained enough --steps 1 --device-memory "$cap" --host-memory "$need" --policy zero-infinity
     [ $(($(arena enough host) + $(arena enough 'pinned host'))) -eq "$need" ]
-    refuse 1 '1280 bytes of host memory, 1279 more than the 1 there are' --host-memory 1
+    refuse 1 '2560 bytes of host memory, 2559 more than the 1 there are' --host-memory 1
 }
 
 # What the step needs grows with the batch, so nothing can be measured of it: refused without.

@@ -1121,7 +1121,7 @@ static void predict(size_t *bytes, const struct tiny *t, const struct tiny_shape
     bytes[GRADIENTS] += train && bf16 ? up(4 * Vp * s->hidden) : 0;
     bytes[ACTIVATIONS] = (train ? L + 2 : 2) * up(row) + L * kept;
     size_t chunks = train ? up(4 * ((most_of(n0, n) + 1023) / 1024)) : 0; // of norms
-    bytes[WORKSPACE] = most_of(work, chunks) + (train ? 256 * (L + 1) : 0);
+    bytes[WORKSPACE] = most_of(work, chunks);
     bytes[BATCH] = s->micro_batches * (up(8 * N) + up(4 * N));
 }
 
