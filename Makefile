@@ -2,9 +2,10 @@
 #
 # Variables: CC=gcc|clang, OPT=-O0..-O3, SAN=address|thread, JOBS=compilers at once, V=1 to see the
 # commands. CUDA=1|0: with the cuda device or without (default: with it where nvcc and a GPU are);
-# CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. Each combination
-# has a build folder of its own (build, build-clang-O0, build-cuda, build-address, ...), BUILD=...
-# names another. The programs lie in the working folder for build and build-cuda, else in BUILD.
+# CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. Each
+# combination has a build folder of its own (build, build-clang-O0, build-cuda, build-address, ...),
+# BUILD=... names another. The programs lie in the working folder for build and build-cuda, else in
+# BUILD.
 
 ifeq ($(origin CC),default)
 CC      = gcc

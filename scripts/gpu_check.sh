@@ -44,7 +44,7 @@ limit_of() {
     esac
 }
 
-# ---- rows: what, number, unit, ok or FAIL or -, remark; tabs between them --------------------------
+# ---- rows: what, number, unit, ok or FAIL or -, remark; tabs between them -----------------------
 
 row() {
     printf '%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "${5-}" >>"$out/$part.tsv"
@@ -57,7 +57,7 @@ failed() { # WHAT REMARK
     bad=1
 }
 
-# ---- training -------------------------------------------------------------------------------------
+# ---- training ----------------------------------------------------------------------------------
 
 # The line of a log that says why the program failed.
 reason() {
@@ -102,11 +102,12 @@ small_model() {
 
 # Device bytes of the `resident` plan of such a model; no GPU is asked.
 need() {
-    "$bin/train_gpt" --train "$data" --plan-only --machine scripts/machines/h200 --format json "$@" |
+    "$bin/train_gpt" --train "$data" --plan-only --machine scripts/machines/h200 \
+        --format json "$@" |
         sed -n '/"policy": "resident"/,/"busy_s"/s/.*"device_bytes": \([0-9]*\).*/\1/p' | head -n 1
 }
 
-# ---- parts ----------------------------------------------------------------------------------------
+# ---- parts -------------------------------------------------------------------------------------
 
 part_build() {
     make --no-print-directory CUDA="$cuda" all "$build/dev/gpu_check" || return 1
@@ -255,7 +256,7 @@ do_part() {
     esac
 }
 
-# ---- results --------------------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------------
 
 table() {
     printf '\n%-9s %-26s %12s %-16s %-5s %s\n' part what number unit '' remark
@@ -296,7 +297,7 @@ json() {
         END { printf "\n]}\n" }' >"$out/results.json"
 }
 
-# ---- all of it ------------------------------------------------------------------------------------
+# ---- all of it ---------------------------------------------------------------------------------
 
 # In a process of its own, so that a time limit ends all that it has started.
 run_part() {

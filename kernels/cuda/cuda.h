@@ -17,7 +17,7 @@ extern "C" { // what these declare is C, and called from CUDA C by studies
 #include "kernels/layers.h"
 
 // Device memory of the device's own, behind the arena in the same allocation.
-#define CUDA_LT_BYTES      ((size_t)32 << 20) // cuBLASLt's workspace: of one size, whatever the plan
+#define CUDA_LT_BYTES      ((size_t)32 << 20) // cuBLASLt's workspace, whatever the plan
 #define CUDA_SCRATCH_BYTES ((size_t)16 << 20) // partial sums of kernels of the compute lane
 
 struct lt_cache; // lt.h
