@@ -112,7 +112,7 @@ fuzz: ## run each fuzzer of test/fuzz for FUZZ_SECONDS=60 s (needs clang)
 
 check-format: ## fail where clang-format would change something
 	@command -v clang-format >/dev/null || { scripts/install_deps.sh ci; }
-	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
+	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 .PHONY: ptxas-table
 PTXAS = $(foreach d,$(DTYPES),$(CUDA_OPS_CU:kernels/cuda/%.cu=$(BUILD)/cuda-$d/%.ptxas))

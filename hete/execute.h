@@ -8,9 +8,9 @@
 //
 // On a device that queues (device.h) the three lanes of the device have no threads: the caller's
 // thread, the only one that calls the device, looks after them while it is in one of the functions
-// below. The compute lane is queued ahead of the device, an operation as soon as its predecessors on
-// the device are queued; streams wait for each other where an edge says so. Copies are queued when
-// everything before them is done.
+// below. The compute lane is queued ahead of the device, an operation as soon as its predecessors
+// on the device are queued; streams wait for each other where an edge says so. Copies are queued
+// when everything before them is done.
 //
 // One thread, the caller's, starts and awaits steps; the operations run on the lanes' threads.
 // When an operation fails, nothing more starts and the error is what execute_wait returns. A wait
@@ -28,8 +28,8 @@ struct execute_config {
     op_fn run;
     void *ctx;
     struct device *device; // NULL: none that queues
-    double watchdog_s; // 0: 300
-    uint64_t chaos;    // seed; 0: none
+    double watchdog_s;     // 0: 300
+    uint64_t chaos;        // seed; 0: none
     // Chaos only: called before an operation runs, for each access that overwrites; fills the
     // buffer with what nobody should see.
     void (*poison)(void *ctx, const struct op *op, const struct access *access);

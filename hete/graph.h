@@ -46,7 +46,7 @@ enum buffer_kind {
     BUF_TOKENS, // index: micro-batch; inputs and targets
     BUF_LOSSES, // index: micro-batch
     // host
-    BUF_NORM, // sum of squares of a unit's gradient, stored by the device. index: unit
+    BUF_NORM,         // sum of squares of a unit's gradient, stored by the device. index: unit
     BUF_HOST_PARAMS,  // what is copied to the device. index: unit, sliced
     BUF_HOST_MASTER,  // index: unit, sliced; in fp32 they are BUF_HOST_PARAMS and not declared
     BUF_HOST_MOMENTS, // index: unit, sliced

@@ -39,7 +39,7 @@ same_losses() { # DTYPE TOLERANCE
 
 # Everything that a plan decides, against everything on the device.
 same_bits() {
-    local policy cap
+    local policy
     on cuda --out "$scratch/resident" --policy resident >"$scratch/a"
     for policy in zero-offload zero-infinity stronghold autohete; do
         on cuda --out "$scratch/$policy" --policy "$policy" --chaos 5 >"$scratch/b"
@@ -74,7 +74,8 @@ refused() {
 }
 
 lost() {
-    SIM_FAIL=lost:1500 on cuda --out "$scratch/out" --checkpoint-every 2 2>"$scratch/err" && return 1
+    SIM_FAIL=lost:1500 on cuda --out "$scratch/out" --checkpoint-every 2 2>"$scratch/err" &&
+        return 1
     cat "$scratch/err"
     grep -Eq '^train_gpt: .*; step [0-9]+, .* lane: .* of unit [0-9]' "$scratch/err"
     grep -q '^train_gpt: the last checkpoint is that of step ' "$scratch/err"

@@ -18,6 +18,8 @@ ours() {
     git ls-files -- "$@"
 }
 
+code=('*.c' '*.h' '*.cu' '*.cuh')
+
 # The library: what may neither print nor exit.
 library() {
     ours '*.c' | grep -vE '^(test|dev)/|^train_gpt\.c$|^data/tokenize\.c$'
@@ -31,15 +33,16 @@ none() {
 # ---- text ----
 
 rule_line_length() {
-    ours '*.c' '*.h' '*.sh' '*.py' Makefile .ci/run | xargs grep -nE '^.{101,}' | none
+    ours "${code[@]}" '*.sh' '*.py' Makefile .ci/run | xargs grep -nE '^.{101,}' | none
 }
 
 rule_no_tabs() {
-    ours '*.c' '*.h' '*.sh' '*.py' .ci/run | xargs grep -nP '\t' | none
+    ours "${code[@]}" '*.sh' '*.py' .ci/run | xargs grep -nP '\t' | none
 }
 
 rule_no_trailing_space() {
-    ours '*.c' '*.h' '*.sh' '*.py' '*.md' Makefile .ci/run | xargs grep -nE '[[:space:]]$' | none
+    ours "${code[@]}" '*.sh' '*.py' '*.md' Makefile .ci/run |
+        xargs grep -nE '[[:space:]]$' | none
 }
 
 # data/error.h is guarded by DATA_ERROR_H.
@@ -66,7 +69,7 @@ rule_no_large_files() {
 
 # Unbounded copies, conversions that cannot report an error, names that race.
 rule_no_forbidden_calls() {
-    ours '*.c' '*.h' ':!test/test_*' | xargs grep -nE \
+    ours "${code[@]}" ':!test/test_*' | xargs grep -nE \
         '\b(strcpy|strcat|v?sprintf|gets|atoi|atol|atof|tmpnam|tempnam|mktemp)\(' | none
 }
 
@@ -87,13 +90,13 @@ rule_layers() {
     {
         ours 'hete/*.[ch]' | xargs grep -nE '#include "(data/|kernels/(gpt|cpu))' |
             grep -vE '"data/(error|files|svg)\.h"'
-        ours 'kernels/*.[ch]' | xargs grep -nE '#include "(hete|data/[^e])'
+        ours 'kernels/*.[ch]' 'kernels/*.cu*' | xargs grep -nE '#include "(hete|data/[^e])'
         ours 'data/*.[ch]' | xargs grep -nE '#include "(hete|kernels)'
     } | none
 }
 
 rule_functions_are_short() {
-    ours '*.c' | xargs awk 'FNR == 1 { start = 0 }
+    ours '*.c' '*.cu' '*.cuh' | xargs awk 'FNR == 1 { start = 0 }
         /^{/ { start = FNR }
         /^}/ && start { if (FNR - start > 71) print FILENAME ":" start ": " FNR - start - 1 " lines"
                         start = 0 }' | none
@@ -102,8 +105,8 @@ rule_functions_are_short() {
 # ---- nothing dead ----
 
 rule_headers_are_included() {
-    ours '*.h' | while read -r file; do
-        ours '*.c' '*.h' | xargs grep -qF "#include \"$file\"" || echo "$file: nobody includes it"
+    ours '*.h' '*.cuh' | while read -r file; do
+        ours "${code[@]}" | xargs grep -qF "#include \"$file\"" || echo "$file: nobody includes it"
     done | none
 }
 
@@ -112,7 +115,9 @@ rule_no_dead_files() {
     {
         ours | grep -vE '/|^(\.clang-format|\.gitignore|LICENSE|Makefile|README\.md|train_gpt\.c)$'
         local known='train_gpt|(kernels|kernels/cpu|kernels/cpu/ops|hete|data|dev|test)/[^/]*'
-        ours '*.c' | grep -vE "^($known|test/fuzz/fuzz_[^/]*)\\.c\$"
+        local cuda='(kernels|test|dev)/cuda/[^/]*'
+        ours '*.c' | grep -vE "^($known|$cuda|test/fuzz/fuzz_[^/]*)\\.c\$"
+        ours '*.cu' | grep -vE "^$cuda\\.cu\$"
         ours 'scripts/*' 'test/fixtures/*' 'test/*.py' | while read -r file; do
             ours | grep -vxF "$file" | xargs grep -qIF "$(basename "$file")" || echo "$file"
         done

@@ -95,7 +95,7 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                      .plan = shape->plan,
                                      .chaos = shape->chaos,
                                      .pinned = shape->pinned,
-                                     .watchdog_s = 60};
+                                     .watchdog_s = shape->watchdog_s > 0 ? shape->watchdog_s : 60};
     struct error err = {0};
     *t = (struct tiny){.tokens = shape->B * shape->T * shape->micro_batches,
                        .micro_tokens = shape->B * shape->T};

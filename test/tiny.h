@@ -19,6 +19,7 @@ struct tiny_shape {
     size_t memory; // of an emulated device; 0: the plain one
     size_t pinned; // bytes at most; 0: no limit
     struct device_link link;
+    double watchdog_s; // 0: 60
 };
 
 // What tests of sessions are repeated for.

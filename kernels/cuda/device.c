@@ -4,7 +4,7 @@
 // of exactly the size that is needed. After the first error nothing more is queued: device_status
 // tells what it was.
 #include "kernels/clock.h"
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/attention.h"
 #include "kernels/driver.h"
 
 #include <math.h>
@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HEAD_SIZE_MAX ((size_t)128)
-#define ORIGIN_S      5.0 // after which times are counted from a new origin: they are floats
+#define ORIGIN_S 5.0 // after which times are counted from a new origin: they are floats
 
 // What the plan leaves free: the driver's own needs grow a little while kernels are loaded.
 #define DEVICE_RESERVE ((size_t)256 << 20)
@@ -299,11 +298,10 @@ static double cuda_passed_s(struct device *dev, size_t mark)
 
 static double cuda_matmul_rate(struct device *dev, size_t n)
 {
-    double best = 0, seconds = 0;
-    for (size_t size = n; size <= 8 * n && seconds < 1e-3; size *= 2) { // a GPU needs large ones
-        double rate = lt_rate(cuda_of(dev), size), flops = 2.0 * pow((double)size, 3);
-        best = fmax(best, rate);
-        seconds = rate > 0 ? flops / rate : INFINITY;
+    double best = 0, start = clock_s();
+    for (size_t size = n; size <= 8 * n && clock_s() - start < 0.5;
+         size *= 2) { // a GPU needs large
+        best = fmax(best, lt_rate(cuda_of(dev), size));
     }
     return best;
 }
@@ -415,11 +413,11 @@ int cuda_probe(struct error *err)
 
 static int check_config(const struct device_config *c, struct error *err)
 {
-    if (c->head_size % 8 || c->head_size > HEAD_SIZE_MAX) {
+    if (!attention_head_size_fits(c->head_size)) {
         return error_set(err, STATUS_FAIL,
-                         "--device cuda: heads of %zu channels; a multiple of 8 up to %zu is "
+                         "--device cuda: heads of %zu channels; a multiple of 8 up to %d is "
                          "needed: other --heads or --hidden",
-                         c->head_size, HEAD_SIZE_MAX);
+                         c->head_size, ATTENTION_HEAD_SIZE_MAX);
     }
     if (c->link.in > 0 || c->link.out > 0) {
         return error_set(err, STATUS_USAGE,

@@ -2,12 +2,14 @@
 //
 //   kernels/cuda/*.cu      compiled by g++ with the toolkit's own headers, -fsanitize=thread, and
 //                          shim.h force-included: every memory access calls __tsan_read4(p), ...
-//   shim.h  fiber.c block.c access.c     one kernel launch: a fiber per CUDA thread, blocks one
-//                          after the other, shuffles and barriers, shared memory, and our own
-//                          __tsan_* callbacks (no libtsan)
-//   runtime.c memory.c queue.c race.c report.c   cuda* functions of the same names as the real ones:
-//                          memory, streams, events, copies; a seeded scheduler; vector clocks
-//                          (host.h is between them)
+//   shim.h threads.h fiber.c block.c shared.c access.c ptx.c
+//                          one kernel launch: a fiber per CUDA thread, blocks one after the other,
+//                          shuffles and barriers, shared memory, and our own __tsan_* callbacks (no
+//                          libtsan)
+//   runtime.c memory.c queue.c race.c report.c
+//                          cuda* functions of the same names as the real ones: memory, streams,
+//                          events, copies; a seeded scheduler; vector clocks (host.h is between
+//                          them)
 //   lt.c                   the part of cuBLASLt that the project uses, on the CPU
 //
 // Everything runs on the one thread that calls the CUDA API, inside its calls.

@@ -66,6 +66,7 @@ static void open_streaming(struct tiny *t, struct plan *plan, struct tiny_shape 
     plan->grad_buffers = 2;
     plan->slices = 1 + rng_below(&rng, 3);
     shape->plan = plan;
+    shape->watchdog_s = 2;
     sim_settings()->seed = seed;
     sim_settings()->schedule = seed % 3;
     tiny_open(t, shape);
@@ -160,6 +161,33 @@ static void test_not_done(void **state)
     expect_races("copies did not wait for kernels");
 }
 
+// A kernel that never ends: the watchdog names what is waited for, and nothing waits any longer.
+static void test_hang(void **state)
+{
+    struct tiny t;
+    struct plan plan;
+    struct tiny_shape shape;
+    (void)state;
+    cudaDeviceReset(); // launches count from here
+    open_streaming(&t, &plan, &shape, 3);
+    uint64_t rng = 3;
+    int32_t *batch = tiny_batch(&rng, t.tokens, shape.vocab);
+    struct session_update update = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+    struct session_result result;
+    update.guard = true;
+    sim_settings()->failure = SIM_HANG;
+    sim_settings()->failure_launch = 20;
+    for (size_t s = 0; s < STEPS && session_error(t.s)->status == STATUS_OK; s++) {
+        session_step(t.s, batch, batch + t.tokens, &update, &result);
+    }
+    sim_settings()->failure = SIM_HEALTHY;
+    assert_int_equal(session_error(t.s)->status, STATUS_FAIL);
+    assert_non_null(strstr(session_error(t.s)->text, "nothing has finished for 2 s"));
+    assert_non_null(strstr(session_error(t.s)->text, "compute lane: "));
+    assert_non_null(strstr(session_error(t.s)->text, " of unit "));
+    free(batch); // a session that has failed is not closed
+}
+
 int main(void)
 {
     setenv("TEST_DEVICE", "cuda", 1);
@@ -167,6 +195,7 @@ int main(void)
         cmocka_unit_test(test_clean),
         cmocka_unit_test(test_no_await),
         cmocka_unit_test(test_not_done),
+        cmocka_unit_test(test_hang),
     };
     return cmocka_run_group_tests_name("edges", tests, NULL, NULL);
 }
