@@ -53,7 +53,7 @@ DTYPE_bf16  = -DUSE_BF16
 # the same files with shim.h around them, and every access instrumented (test/cuda/sim.h). Without
 # SRA, which makes four accesses of one of 16 bytes, whose alignment is to be checked.
 NVCC      = $(NVCC_FOUND)
-NVCCFLAGS = -std=c++17 -O3 -I. -lineinfo --threads 2 -Xcompiler -Wall,-Wextra,-fno-strict-aliasing \
+NVCCFLAGS = -std=c++17 -O3 -I. -lineinfo -Xptxas -v -Xcompiler -Wall,-Wextra,-fno-strict-aliasing \
             -Werror all-warnings -gencode arch=compute_80,code=sm_80 \
             -gencode arch=compute_90,code=[sm_90,compute_90]
 SIMFLAGS  = -std=c++17 -g -O1 -I. -isystem $(CUDA_HOME)/include -x c++ -include test/cuda/shim.h \
@@ -115,9 +115,9 @@ check-format: ## fail where clang-format would change something
 	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 .PHONY: ptxas-table
-PTXAS = $(foreach d,$(DTYPES),$(CUDA_OPS_CU:kernels/cuda/%.cu=$(BUILD)/cuda-$d/%.ptxas))
+PTXAS = $(foreach d,$(DTYPES),$(CUDA_OPS_CU:kernels/cuda/%.cu=$(BUILD)/cuda-$d/%.o))
 ptxas-table: $(PTXAS) ## CUDA=1: registers, shared memory and spills of every kernel
-	@for file in $(PTXAS); do \
+	@for file in $(PTXAS:.o=.ptxas); do \
 	    dtype=$${file%/*}; echo "== $$(basename $$file .ptxas).cu $${dtype##*-}"; \
 	    c++filt -p <$$file; \
 	done | awk -f scripts/ptxas_table.awk scripts/ptxas_spills -
@@ -132,12 +132,13 @@ clean: ## remove everything that make has built
 where: # the folders of the programs and of all else that is built, for scripts
 	@echo $(BIN) $(BUILD)
 
+# The CUDA files on the CPU, for the tests of them: where there is a toolkit (its headers), and
+# nothing else is asked for. NO_CUDA=1 leaves them out.
+SIM_BUILD = $(if $(filter 1,$(NO_CUDA))$(SAN)$(COMPILER),,$(if $(wildcard \
+            $(CUDA_HOME)/include/cublasLt.h),build-cudasim))
 run-tests: all $(TESTS) $(if $(SIM_BUILD),for-sim-tests)
 	@BUILD=$(BUILD) TRAIN_GPT_BIN=$(BIN) CUDA_SIM=$(SIM_BUILD) test/run.sh $(LONG) $(TEST)
 
-# The CUDA files on the CPU, for test/test_cuda_*.sh: where there is a toolkit (its headers), and
-# nothing else is asked for.
-SIM_BUILD = $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),$(if $(SAN)$(COMPILER),,build-cudasim))
 .PHONY: for-sim-tests
 for-sim-tests:
 	@$(MAKE) --no-print-directory CUDA=sim BUILD=$(SIM_BUILD) sim-tests
@@ -236,12 +237,8 @@ $(BUILD)/cuda-$1/%.o: kernels/cuda/%.c $(BUILD)/flags
 $(BUILD)/cuda-$1/%.o: kernels/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $$(@D)
 	@echo '  CU  $$@'
-	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@
-$(BUILD)/cuda-$1/%.ptxas: kernels/cuda/%.cu $(wildcard kernels/cuda/*.*h) $(BUILD)/flags
-	@mkdir -p $$(@D)
-	$$(Q)$$(NVCC) $$(filter-out --threads 2,$$(NVCCFLAGS)) $$(DTYPE_$1) -DVARIANT=cuda_$1 \
-	    -Xptxas -v -c $$< -o $$@.o 2>$$@ || { cat $$@; exit 1; }
-	@rm $$@.o
+	$$(Q)$$(CU_COMPILER_$(CUDA)) $$(DTYPE_$1) -DVARIANT=cuda_$1 -MMD -MP -c $$< -o $$@ \
+	    2>$$(@:.o=.ptxas) || { cat $$(@:.o=.ptxas); rm -f $$@; exit 1; }
 endef
 $(foreach d,$(DTYPES),$(eval $(call CUDA_VARIANT,$d)))
 

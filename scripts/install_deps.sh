@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Installs what this project needs and the machine lacks: Debian's (or Ubuntu's) packages only.
 #
-#     scripts/install_deps.sh [--check] [build|test|ci]
+#     scripts/install_deps.sh [--check] [build|test|ci|cuda]
 #
 #     build   (default) to build and run ./train_gpt and ./tokenize
 #     test    also to run `make test`
 #     ci      also for `make check-format`, `make fuzz`, CC=clang
+#     cuda    for CUDA=1 and the tests of the CUDA files. The toolkit is NVIDIA's and not installed
+#             from here: says what is missing
 #     --check installs nothing: prints what is missing to build and exits with 1 if something is
 #
 # Says what it will install before it does; quiet where nothing is missing. Where there is no
@@ -18,8 +20,9 @@ case ${1-build} in
 build) groups='build' ;;
 test) groups='build test' ;;
 ci) groups='build test ci' ;;
+cuda) groups='build cuda' ;;
 *)
-    echo "install_deps.sh: unknown group '$1': build, test or ci" >&2
+    echo "install_deps.sh: unknown group '$1': build, test, ci or cuda" >&2
     exit 2
     ;;
 esac
@@ -63,6 +66,17 @@ need ci clang have_command clang
 need ci clang-format have_command clang-format
 need ci libomp-dev have_header omp.h clang
 need ci libclang-rt-dev have_fuzzer
+
+if [[ " $groups " == *' cuda '* ]]; then
+    nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+    toolkit=$(dirname "$(dirname "$(readlink -f "${nvcc:-/nowhere/bin/nvcc}")")")
+    if [ ! -e "$toolkit/include/cublasLt.h" ] || ! "$nvcc" --version >/dev/null; then
+        echo 'missing: the CUDA toolkit (nvcc, cuBLASLt and NVTX, 12.4 or later) on PATH or in' \
+            '/usr/local/cuda: https://developer.nvidia.com/cuda-downloads. NO_CUDA=1 goes without' >&2
+        exit 1
+    fi
+    need cuda g++ have_command g++
+fi
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 

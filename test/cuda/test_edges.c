@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEEDS 40
+#define SEEDS 20
 #define STEPS 3
 
 static size_t awaited;
