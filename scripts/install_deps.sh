@@ -71,8 +71,8 @@ if [[ " $groups " == *' cuda '* ]]; then
     nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
     toolkit=$(dirname "$(dirname "$(readlink -f "${nvcc:-/nowhere/bin/nvcc}")")")
     if [ ! -e "$toolkit/include/cublasLt.h" ] || ! "$nvcc" --version >/dev/null; then
-        echo 'missing: the CUDA toolkit (nvcc, cuBLASLt and NVTX, 12.4 or later) on PATH or in' \
-            '/usr/local/cuda: https://developer.nvidia.com/cuda-downloads. NO_CUDA=1 goes without' >&2
+        echo 'missing: the CUDA toolkit (nvcc, cuBLASLt and NVTX) on PATH or in /usr/local/cuda:' \
+            'https://developer.nvidia.com/cuda-downloads has it. NO_CUDA=1 goes without' >&2
         exit 1
     fi
     need cuda g++ have_command g++
