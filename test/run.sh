@@ -19,8 +19,8 @@
 # Environment, for the tests too: BUILD (folder of objects and test programs, default build),
 # TRAIN_GPT_BIN (folder of ./train_gpt and ./tokenize), CUDA_SIM (folder of a build with CUDA=sim;
 # empty: its tests are skipped), TRAIN_GPT_SHARED (real text for tests, default ../shared),
-# TEST_SKIP (names of tests to leave out), TEST_SECONDS (limit for one program), TESTS (folder of the
-# scripts and sources; test/test_run.sh plants its own there).
+# TEST_SKIP (names of tests to leave out), TEST_SECONDS (limit for one program), TESTS (folder of
+# the scripts and sources; test/test_run.sh plants its own there).
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
