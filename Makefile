@@ -22,6 +22,9 @@ NVCC_FOUND := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bi
 CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC_FOUND)))
 CUDA       := $(if $(NVCC_FOUND),$(if $(shell nvidia-smi -L 2>/dev/null),1,0),0)
 USE_CUDA    = $(filter-out 0,$(CUDA))
+ifneq ($(CUDNN),)
+$(error CUDNN=$(CUDNN): attention by cuDNN is not offered, see Limits in README.md)
+endif
 BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)$(USE_CUDA:%=-cuda$(filter-out 1,$(CUDA)))
 BIN     = $(if $(filter build build-cuda,$(BUILD)),.,$(BUILD))
 

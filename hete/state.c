@@ -16,7 +16,7 @@ void to_fp32(float *out, const void *in, enum dtype dtype, size_t n)
 // ---- state --------------------------------------------------------------------------------------
 
 // Elements moved at a time between a state in 16 bits and fp32 host memory.
-#define MOVE ((size_t)4096)
+#define MOVE ((size_t)65536) // a GPU is slow with small pieces
 
 // A run of elements somewhere.
 struct state_place {
@@ -58,13 +58,15 @@ static struct state_place state_at(const struct session *s, enum state state, si
 static void move_out(const struct session *s, const struct state_place *p, size_t at, float *out,
                      size_t n)
 {
-    char buf[MOVE * sizeof(float)];
-    size_t size = dtype_bytes(p->dtype);
-    if (p->space == SPACE_DEVICE) {
-        device_peek(s->dev, buf, p->at + at * size, n * size);
-        to_fp32(out, buf, p->dtype, n);
+    uint16_t bf16[MOVE];
+    const char *from = p->at + at * dtype_bytes(p->dtype);
+    if (p->space != SPACE_DEVICE) {
+        to_fp32(out, from, p->dtype, n);
+    } else if (p->dtype == DTYPE_FP32) {
+        device_peek(s->dev, out, from, n * sizeof *out);
     } else {
-        to_fp32(out, p->at + at * size, p->dtype, n);
+        device_peek(s->dev, bf16, from, n * sizeof *bf16);
+        to_fp32(out, bf16, p->dtype, n);
     }
 }
 
