@@ -222,7 +222,8 @@ $(foreach d,$(DTYPES),$(foreach i,$(ISAS),$(eval $(call VARIANT,$d,$i))))
 $(BUILD)/dev/cuda/%.o: dev/cuda/%.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CU  $@'
-	$(Q)$(CU_COMPILER_$(CUDA)) $(DTYPE_bf16) -DVARIANT=cuda_bf16 -MMD -MP -c $< -o $@
+	$(Q)$(filter-out -Xptxas -v,$(CU_COMPILER_$(CUDA))) $(DTYPE_bf16) -DVARIANT=cuda_bf16 \
+	    -MMD -MP -c $< -o $@
 
 # Kernels for tests of the CPU runtime itself.
 $(BUILD)/test/cuda/%.o: test/cuda/%.cu $(BUILD)/flags
