@@ -439,6 +439,8 @@ static int shape_from_options(struct run *run, struct gpt_config *c, struct erro
     return STATUS_OK;
 }
 
+#define CUDA_HEAD_ROWS 2048 // a GPU is idle with the 256 that suit a CPU's caches
+
 // Settles where to compute and, if it was not asked for, in which dtype. What is emulated, or only
 // planned for another machine, needs no GPU.
 static void choose_device(struct run *run)
@@ -453,8 +455,9 @@ static void choose_device(struct run *run)
     if (why[0]) {
         fprintf(stderr, "training on the CPU: %s\n", why);
     }
-    if (o->device == DEVICE_CUDA && !options_given(o, "dtype") && run->resumed.fd < 0) {
-        o->dtype = CHOICE_BF16;
+    if (o->device == DEVICE_CUDA && run->resumed.fd < 0) {
+        o->dtype = options_given(o, "dtype") ? o->dtype : CHOICE_BF16;
+        o->head_rows = options_given(o, "head-rows") ? o->head_rows : CUDA_HEAD_ROWS;
     }
 }
 

@@ -115,7 +115,7 @@ static const struct option_row table[] = {
            "parameters and gradients; on cuda bf16 unless it is given"),
     INT("seed", NULL, seed, "1337", 0, 4294967295.0, true, "of weights, data order and samples"),
     INT("head-rows", NULL, head_rows, "256", 1, 1 << 20, true,
-        "rows of logits that exist at one time"),
+        "rows of logits that exist at one time; on cuda 2048 unless it is given"),
     SWITCH("help", NULL, help, false, "print this"),
     SWITCH("version", NULL, version, false, "print the version"),
 #undef GROUP

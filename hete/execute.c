@@ -20,8 +20,10 @@
 #include <time.h>
 
 #define IN_FLIGHT 2
-#define QUEUE_MAX 64    // operations of the compute lane that a device is given ahead
-#define POLL_S    20e-6 // between questions to a device that queues
+#define QUEUE_MAX                                                                                  \
+    16              // operations of the compute lane that a device is given ahead: each launches up
+                    // to some 20 kernels, and a launch blocks where 1024 are pending
+#define POLL_S 5e-6 // between questions to a device that queues: copies wait for the answer
 
 // An operation of a step: step * n_ops + op, so that program order is the order of positions.
 typedef uint64_t position;
@@ -473,6 +475,9 @@ int execute_open(struct executor **out, const struct execute_config *config, str
         *l = (struct lane_state){.e = e, .lane = (enum lane)i, .running = NOWHERE};
         l->random = config->chaos * 0x9e3779b97f4a7c15u + (uint64_t)i + 1;
         pthread_cond_init(&l->work, NULL);
+    }
+    if (config->device) {
+        prctl(PR_SET_TIMERSLACK, 1L); // of this thread, which asks the device
     }
     for (int i = 0; i < LANES; i++) {
         if (on_device(e, (enum lane)i)) {

@@ -15,8 +15,12 @@
 
 #define ORIGIN_S 5.0 // after which times are counted from a new origin: they are floats
 
-// What the plan leaves free: the driver's own needs grow a little while kernels are loaded.
-#define DEVICE_RESERVE ((size_t)256 << 20)
+// What the plan leaves free: the driver's own needs grow while kernels are loaded.
+static size_t reserve(size_t total)
+{
+    size_t most = (size_t)512 << 20;
+    return total / 64 < most ? total / 64 : most;
+}
 
 // ---- errors -------------------------------------------------------------------------------------
 
@@ -94,7 +98,7 @@ static int cuda_arena(struct device *dev, size_t bytes, void **base, struct erro
                          "but %zu of %zu are free (%s): another process may have taken some "
                          "meanwhile; free it, or give a --device-memory below %.0f MiB",
                          bytes, all - bytes, left, total, cudaGetErrorString(code),
-                         mib(left > DEVICE_RESERVE ? left - DEVICE_RESERVE : 0));
+                         mib(left > reserve(total) ? left - reserve(total) : 0));
     }
     cuda->arena = arena;
     cuda->arena_bytes = bytes;
@@ -429,10 +433,11 @@ static int check_config(const struct device_config *c, struct error *err)
 
 static int set_memory(struct cuda *cuda, size_t asked, struct error *err)
 {
-    size_t left = 0, total = 0, own = CUDA_LT_BYTES + CUDA_SCRATCH_BYTES + DEVICE_RESERVE;
+    size_t left = 0, total = 0;
     if (!DO(&cuda->base, cudaMemGetInfo(&left, &total))) {
         return cuda_status(&cuda->base, err);
     }
+    size_t own = CUDA_LT_BYTES + CUDA_SCRATCH_BYTES + reserve(total);
     size_t most = left > own ? left - own : 0;
     if (asked > most) {
         return error_set(err, STATUS_FAIL,
