@@ -59,6 +59,7 @@ struct lane_state {
     struct ready *ready; // room for all operations in flight
     size_t n_ready;
     position running, last; // last: ended before
+    position cursor;        // of a lane that runs in order: its next operation
     double last_end;
     uint64_t random;
     // On a device that queues: what it has of this lane, oldest first.
@@ -76,7 +77,6 @@ struct executor {
     const double *pace;
     bool fifo, quit, held, stuck;
     uint64_t held_step;
-    position cursor; // the compute lane's next operation
     struct flight flight[IN_FLIGHT];
     uint64_t first_step, next_step; // since the graph was loaded
     uint32_t *n_preds;              // by operation: edges within the step
@@ -117,7 +117,7 @@ static void push(struct executor *e, position at, position cause)
 
 static bool on_device(const struct executor *e, enum lane lane)
 {
-    return e->config.device && lane != LANE_HOST;
+    return e->config.device && lane != LANE_HOST && lane != LANE_COMM;
 }
 
 // Does `to` wait only until `from` is queued? The stream sees to the rest.
@@ -171,6 +171,12 @@ static bool may_start(const struct executor *e, position at)
     return !e->held || step_of(e, at) <= e->held_step;
 }
 
+// Does the lane keep to program order? Under chaos only where all ranks have to.
+static bool follows(const struct executor *e, const struct lane_state *l)
+{
+    return lane_in_order(l->lane) && (!e->config.chaos || l->lane == LANE_COMM);
+}
+
 // Index of the ready operation to run next, or n_ready.
 static size_t choose(struct executor *e, struct lane_state *l)
 {
@@ -185,13 +191,12 @@ static size_t choose(struct executor *e, struct lane_state *l)
         if (!may_start(e, r->at)) {
             continue;
         }
-        if (e->config.chaos) {
-            return at;
-        }
-        if (l->lane == LANE_COMPUTE) {
-            if (r->at == e->cursor) {
+        if (follows(e, l)) {
+            if (r->at == l->cursor) {
                 return at;
             }
+        } else if (e->config.chaos) {
+            return at;
         } else if (best == l->n_ready || (e->fifo ? r->arrival < b->arrival : r->at < b->at)) {
             best = at;
         }
@@ -199,11 +204,11 @@ static size_t choose(struct executor *e, struct lane_state *l)
     return best;
 }
 
-// The first operation of the compute lane from `at` on, in this step or the next one.
-static position next_compute(const struct executor *e, position at)
+// The lane's first operation from `at` on, in this step or the next one.
+static position next_of(const struct executor *e, enum lane lane, position at)
 {
     for (size_t i = 0; i < e->graph->n_ops; i++, at++) {
-        if (e->graph->ops[op_of(e, at)].lane == LANE_COMPUTE) {
+        if (e->graph->ops[op_of(e, at)].lane == lane) {
             return at;
         }
     }
@@ -271,8 +276,8 @@ static struct ready take(struct executor *e, struct lane_state *l, size_t i)
 {
     struct ready r = l->ready[i];
     l->ready[i] = l->ready[--l->n_ready];
-    if (l->lane == LANE_COMPUTE && !e->config.chaos) {
-        e->cursor = next_compute(e, e->cursor + 1);
+    if (follows(e, l)) {
+        l->cursor = next_of(e, l->lane, l->cursor + 1);
     }
     return r;
 }
@@ -427,7 +432,7 @@ static bool drive(struct executor *e)
     struct error err = {0};
     for (int i = 0; i < LANES && e->config.device; i++) {
         struct lane_state *l = e->lane + i;
-        if (i == LANE_HOST) {
+        if (!on_device(e, (enum lane)i)) {
             continue;
         }
         any |= retire(e, (enum lane)i);
@@ -439,8 +444,8 @@ static bool drive(struct executor *e)
         }
     }
     if (e->config.device && !e->error.status && device_status(e->config.device, &err)) {
-        position at =
-            e->lane[LANE_COMPUTE].n_queued ? e->lane[LANE_COMPUTE].queue[0].at : e->cursor;
+        const struct lane_state *compute = e->lane + LANE_COMPUTE;
+        position at = compute->n_queued ? compute->queue[0].at : compute->cursor;
         fail_at(e, at, &err);
     }
     return any;
@@ -615,7 +620,9 @@ int execute_load(struct executor *e, const struct graph *graph, bool fifo, const
 static void begin_first(struct executor *e, uint64_t step)
 {
     e->first_step = e->next_step = step;
-    e->cursor = next_compute(e, step * e->graph->n_ops);
+    for (enum lane l = 0; l < LANES; l++) {
+        e->lane[l].cursor = next_of(e, l, step * e->graph->n_ops);
+    }
 }
 
 int execute_start(struct executor *e, uint64_t step, struct error *err)

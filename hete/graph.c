@@ -9,7 +9,7 @@
 
 const char *lane_name(enum lane lane)
 {
-    static const char *const name[LANES] = {"compute", "copy in", "copy out", "host"};
+    static const char *const name[LANES] = {"compute", "copy in", "copy out", "host", "comm"};
     return name[lane];
 }
 

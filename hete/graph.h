@@ -24,8 +24,16 @@ enum lane {
     LANE_COPY_IN,  // host to device
     LANE_COPY_OUT, // device to host
     LANE_HOST,     // work on the host's own data
+    LANE_COMM,     // exchange with other ranks
     LANES
 };
+
+// Lanes that run strictly in program order: the device's kernels, and what every rank has to begin
+// in the same order. Every other lane takes what is ready.
+static inline bool lane_in_order(enum lane lane)
+{
+    return lane == LANE_COMPUTE || lane == LANE_COMM;
+}
 const char *lane_name(enum lane lane);
 
 // A buffer is named by what it holds and for whom. Two buffers never share a byte (step.h lays them
@@ -88,6 +96,12 @@ struct op {
 };
 
 // `to` waits for `from`, or for the `from` of the step before.
+// Lanes that something is to be said of: LANE_COMM only where there are other ranks.
+static inline int lanes_shown(const double busy_s[LANES])
+{
+    return busy_s[LANE_COMM] > 0 ? LANES : LANE_COMM;
+}
+
 struct edge {
     uint32_t from, to;
     bool next; // to is in the step after from's

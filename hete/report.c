@@ -67,7 +67,7 @@ static double ratio(double x, double y)
 
 // ---- a plan as a table --------------------------------------------------------------------------
 
-enum column { FORWARD, RECOMPUTE, BACKWARD, UPDATE, COPY_IN, COPY_OUT, HOST, COLUMNS };
+enum column { FORWARD, RECOMPUTE, BACKWARD, UPDATE, COPY_IN, COPY_OUT, HOST, COMM, COLUMNS };
 
 struct row {
     size_t first, last; // units
@@ -84,7 +84,7 @@ struct table {
 
 static enum column column_of(const struct op *op)
 {
-    static const enum column of_lane[LANES] = {UPDATE, COPY_IN, COPY_OUT, HOST};
+    static const enum column of_lane[LANES] = {UPDATE, COPY_IN, COPY_OUT, HOST, COMM};
     if (op->lane != LANE_COMPUTE) {
         return of_lane[op->lane];
     }
@@ -230,8 +230,13 @@ static int make_table(struct table *t, const struct plan *plan, const struct pla
     return status;
 }
 
+static int columns_shown(const struct table *t)
+{
+    return t->total.seconds[COMM] > 0 ? COLUMNS : COMM;
+}
+
 static void print_row(FILE *out, const struct row *row, const char *name,
-                      const struct unit_plan *decided)
+                      const struct unit_plan *decided, int columns)
 {
     fprintf(out, "  %-8s", name);
     if (decided) {
@@ -243,7 +248,7 @@ static void print_row(FILE *out, const struct row *row, const char *name,
     }
     fprintf(out, " %9s %9s %9s |", size_text(row->bytes[SPACE_DEVICE]).s,
             size_text(row->bytes[SPACE_PINNED]).s, size_text(row->bytes[SPACE_HOST]).s);
-    for (int c = 0; c < COLUMNS; c++) {
+    for (int c = 0; c < columns; c++) {
         fprintf(out, " %8s", ms_text(row->seconds[c]).s);
     }
     fputc('\n', out);
@@ -253,8 +258,9 @@ static void print_table(FILE *out, const struct table *t, const struct plan *pla
 {
     fprintf(out, "  %-8s %-11s %-10s %-9s %9s %9s %9s |", "units", "activations", "parameters",
             "optimizer", "device", "pinned", "host");
-    fprintf(out, " %8s %8s %8s %8s %8s %8s %8s  ms\n", "forward", "recomp.", "backward", "update",
-            "copy in", "copy out", "host");
+    int columns = columns_shown(t);
+    fprintf(out, " %8s %8s %8s %8s %8s %8s %8s%s  ms\n", "forward", "recomp.", "backward", "update",
+            "copy in", "copy out", "host", columns > COMM ? "     comm" : "");
     for (size_t i = 0; i + 1 < t->n; i++) {
         const struct row *row = t->rows + i;
         struct text name;
@@ -263,10 +269,10 @@ static void print_table(FILE *out, const struct table *t, const struct plan *pla
         } else {
             snprintf(name.s, sizeof name.s, "%zu-%zu", row->first, row->last);
         }
-        print_row(out, row, name.s, plan->unit + row->first);
+        print_row(out, row, name.s, plan->unit + row->first, columns);
     }
-    print_row(out, t->rows + t->n - 1, "shared", NULL);
-    print_row(out, &t->total, "total", NULL);
+    print_row(out, t->rows + t->n - 1, "shared", NULL, columns);
+    print_row(out, &t->total, "total", NULL, columns);
 }
 
 // ---- what surrounds the table -------------------------------------------------------------------
@@ -317,7 +323,7 @@ static void print_settings(FILE *out, const struct plan *plan)
 static void print_lanes(FILE *out, const struct prediction *p)
 {
     fprintf(out, "  lanes: compute busy %s ms", ms_text(p->busy_s[LANE_COMPUTE]).s);
-    for (int lane = LANE_COMPUTE + 1; lane < LANES; lane++) {
+    for (int lane = LANE_COMPUTE + 1; lane < lanes_shown(p->busy_s); lane++) {
         fprintf(out, "; %s busy %s", lane_name((enum lane)lane), ms_text(p->busy_s[lane]).s);
         if (p->exposed_s[lane] > 0) {
             fprintf(out, ", exposed %s", ms_text(p->exposed_s[lane]).s);
@@ -502,11 +508,11 @@ void report_policies(FILE *out, const struct report_subject *subject,
             continue;
         }
         fprintf(out, "%-16s         ", results[i].policy);
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; lane < LANE_COMM; lane++) {
             fprintf(out, " %9s", ms_text(p->busy_s[lane]).s);
         }
         fprintf(out, "              ");
-        for (int lane = LANE_COMPUTE + 1; lane < LANES; lane++) {
+        for (int lane = LANE_COMPUTE + 1; lane < LANE_COMM; lane++) {
             fprintf(out, " %9s", ms_text(p->exposed_s[lane]).s);
         }
         fputc('\n', out);
@@ -669,7 +675,7 @@ void report_measured(FILE *out, const struct prediction *predicted, const struct
     fprintf(out, "%-14s %10s %10s\n", "ms a step", "predicted", "measured");
     fprintf(out, "%-14s %10s %10s   of the predicted %s\n", "step", ms_text(predicted->step_s).s,
             ms_text(t->period_s).s, percent_text(ratio(t->period_s, predicted->step_s)).s);
-    for (int lane = 0; lane < LANES; lane++) {
+    for (int lane = 0; lane < lanes_shown(predicted->busy_s); lane++) {
         print_lane(out, (enum lane)lane, predicted, t);
     }
     print_rate(out, "copies in ", m->bytes_in, t->busy_s[LANE_COPY_IN], "GB/s, ");

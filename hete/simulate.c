@@ -41,9 +41,10 @@ struct clock {
     size_t undone[ROWS];
     uint32_t *in_edges, *in_next; // edges into each operation: within the step, into the next one
     size_t begun, done;           // steps
-    uint32_t *compute;            // operations of the compute lane, in order
-    size_t n_compute, cursor;     // cursor: step * n_compute + index
-    struct waiting *heap[LANES];  // of all lanes but compute
+    // Lanes that run in order: their operations. cursor: step * n_ops + index.
+    uint32_t *ops[LANES];
+    size_t n_ops[LANES], cursor[LANES];
+    struct waiting *heap[LANES]; // of the others
     size_t heap_size[LANES];
     struct running lane[LANES];
     double now;
@@ -89,7 +90,7 @@ static void make_ready(struct clock *c, uint32_t at, uint32_t cause)
     enum lane lane = c->g->ops[at % c->n].lane;
     c->timings[at].start = c->now;
     c->timings[at].cause = cause;
-    if (lane != LANE_COMPUTE) {
+    if (!lane_in_order(lane)) {
         push(c, lane, (struct waiting){c->in->fifo ? c->now : 0, at});
     }
 }
@@ -190,14 +191,14 @@ static void dispatch(struct clock *c)
 {
     for (enum lane l = 0; l < LANES; l++) {
         struct running *lane = c->lane + l;
-        if (lane->at == TIMING_NONE && l != LANE_COMPUTE && c->heap_size[l]) {
+        if (lane->at == TIMING_NONE && c->heap_size[l]) {
             start(c, lane, pop(c, l));
         }
-        if (lane->at == TIMING_NONE && l == LANE_COMPUTE && c->n_compute) {
-            size_t step = c->cursor / c->n_compute;
-            uint32_t op = c->compute[c->cursor % c->n_compute];
+        if (lane->at == TIMING_NONE && lane_in_order(l) && c->n_ops[l]) {
+            size_t step = c->cursor[l] / c->n_ops[l];
+            uint32_t op = c->ops[l][c->cursor[l] % c->n_ops[l]];
             if (step < c->begun && !c->waits[step % ROWS][op]) {
-                c->cursor++;
+                c->cursor[l]++;
                 start(c, lane, (uint32_t)(step * c->n + op));
             }
         }
@@ -242,7 +243,6 @@ static bool make_clock(struct clock *c)
     for (size_t i = 0; i < n; i++) {
         lane_ops[c->g->ops[i].lane]++;
     }
-    c->n_compute = lane_ops[LANE_COMPUTE];
     uint32_t *p = calloc((ROWS + 3) * n + 1, sizeof *p);
     struct waiting *w = malloc((IN_FLIGHT * n + 1) * sizeof *w);
     c->in_edges = p;
@@ -251,18 +251,19 @@ static bool make_clock(struct clock *c)
         return false;
     }
     c->in_next = p + n;
-    c->compute = p + 2 * n;
     for (size_t r = 0; r < ROWS; r++) {
         c->waits[r] = p + (3 + r) * n;
     }
-    for (int l = LANE_COMPUTE + 1; l < LANES; l++) {
+    uint32_t *ops = p + 2 * n;
+    for (enum lane l = 0; l < LANES; l++) {
         c->heap[l] = w;
         w += IN_FLIGHT * lane_ops[l];
+        c->ops[l] = ops;
+        ops += lane_ops[l];
     }
-    for (size_t i = 0, k = 0; i < n; i++) {
-        if (c->g->ops[i].lane == LANE_COMPUTE) {
-            c->compute[k++] = (uint32_t)i;
-        }
+    for (size_t i = 0; i < n; i++) {
+        enum lane l = c->g->ops[i].lane;
+        c->ops[l][c->n_ops[l]++] = (uint32_t)i;
     }
     for (size_t e = 0; e < c->g->n_edges; e++) {
         const struct edge *edge = c->g->edges + e;

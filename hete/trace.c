@@ -57,6 +57,16 @@ static void put_us(const struct trace *t, const char *name, int64_t ns)
     fprintf(t->out, "\"%s\":%lld.%03lld,", name, (long long)(ns / 1000), (long long)(ns % 1000));
 }
 
+static size_t lanes_of(const struct schedule *s)
+{
+    for (size_t i = 0; i < s->graph->n_ops; i++) {
+        if (s->graph->ops[i].lane == LANE_COMM) {
+            return LANES;
+        }
+    }
+    return LANE_COMM; // with a single rank there is nothing to be seen
+}
+
 static void put_begin(const struct trace *t, const char *phase, size_t lane)
 {
     fprintf(t->out, ",\n{\"ph\":\"%s\",\"pid\":%zu,\"tid\":%zu,", phase, t->pid, lane + 1);
@@ -72,7 +82,7 @@ static void put_names(const struct trace *t)
     json_decref(string);
     put_begin(t, "M", 0);
     fprintf(t->out, "\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%zu}}", t->pid);
-    for (size_t lane = 0; lane < LANES; lane++) {
+    for (size_t lane = 0; lane < lanes_of(t->s); lane++) {
         put_begin(t, "M", lane);
         fprintf(t->out, "\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
                 lane_name((enum lane)lane));
@@ -254,9 +264,14 @@ enum {
     PANEL_HEAD = 46, // title and step numbers
     ROW = 30,
     ROW_GAP = 5,
-    PANEL = PANEL_HEAD + LANES * (ROW + ROW_GAP) + 14,
+    PANEL_FOOT = 14,
     AXIS = 44,
 };
+
+static int panel_height(const struct schedule *s)
+{
+    return PANEL_HEAD + (int)lanes_of(s) * (ROW + ROW_GAP) + PANEL_FOOT;
+}
 
 // Of a step's length, to both sides of the step.
 #define NEIGHBOUR 0.22
@@ -464,7 +479,7 @@ static double busy_share(const struct panel *p, size_t lane)
 
 static void draw_rows(const struct panel *p)
 {
-    for (size_t lane = 0; lane < LANES; lane++) {
+    for (size_t lane = 0; lane < lanes_of(p->s); lane++) {
         double y = row_y(p, lane);
         svg_put(p->svg,
                 "<text x=\"%d\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n"
@@ -486,7 +501,7 @@ static void draw_rows(const struct panel *p)
 
 static void draw_borders(const struct panel *p)
 {
-    double top = p->y + 26, bottom = row_y(p, LANES), before = -INFINITY;
+    double top = p->y + 26, bottom = row_y(p, lanes_of(p->s)), before = -INFINITY;
     svg_put(p->svg, "<g fill=\"#fff\" fill-opacity=\"0.55\" pointer-events=\"none\">\n");
     svg_put(p->svg, "<rect x=\"%d\" y=\"%.0f\" width=\"%.1f\" height=\"%.0f\"/>\n", LEFT, top,
             x_of(p, p->from) - LEFT, bottom - top);
@@ -520,7 +535,7 @@ static void draw_panel(const struct panel *p)
         WIDTH - 16, p->y + 39);
     svg_put(p->svg, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%.0f\" fill=\"#f3f6f9\"/>\n",
             x_of(p, p->from), p->y + 26, x_of(p, p->to) - x_of(p, p->from),
-            row_y(p, LANES) - p->y - 26);
+            row_y(p, lanes_of(p->s)) - p->y - 26);
     draw_rows(p);
     draw_borders(p);
 }
@@ -587,17 +602,18 @@ int timeline_write(const char *path, const struct schedule *schedules, size_t n,
 {
     struct svg svg;
     double longest = 1e-9; // anything shorter is no step
-    int height = TOP + (int)n * PANEL + AXIS;
+    int y = TOP;
     struct panel *panels = calloc(n + 1, sizeof *panels);
     bool failed = !panels;
     for (size_t i = 0; i < n && !failed; i++) {
-        panels[i] = (struct panel){.svg = &svg, .s = schedules + i, .y = TOP + (int)i * PANEL};
+        panels[i] = (struct panel){.svg = &svg, .s = schedules + i, .y = y};
+        y += panel_height(schedules + i);
         choose_step(panels + i);
         longest = fmax(longest, panels[i].to - panels[i].from);
         failed = !collect(panels + i);
     }
     int status = failed ? error_set(err, STATUS_FAIL, "timeline %s: no memory for its panels", path)
-                        : svg_open(&svg, path, WIDTH, height, "A training step by lanes", err);
+                        : svg_open(&svg, path, WIDTH, y + AXIS, "A training step by lanes", err);
     if (!status) {
         draw_heading(&svg);
         draw_legend(&svg, schedules, n);
@@ -607,7 +623,7 @@ int timeline_write(const char *path, const struct schedule *schedules, size_t n,
                 draw_panel(panels + i);
             }
         }
-        draw_axis(&svg, longest, panels + n, TOP + (int)n * PANEL);
+        draw_axis(&svg, longest, panels + n, y);
         svg_put(&svg, "</g>\n");
         status = svg_close(&svg);
     }
