@@ -39,6 +39,8 @@ const char *buffer_name(enum buffer_kind kind)
         [BUF_HOST_CHUNKS] = "host chunk sums",
         [BUF_HOST_LOSSES] = "host losses",
         [BUF_HOST_TOKENS] = "host tokens",
+        [BUF_EXCHANGE] = "exchange",
+        [BUF_RANK_LOSSES] = "losses of ranks",
         [BUF_SCALE] = "scale",
         [BUF_TOKEN] = "token",
     };

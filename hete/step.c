@@ -33,6 +33,8 @@ const char *op_name(uint16_t kind)
         [OP_HOST_NORM] = "host norm",
         [OP_HOST_SPECULATE] = "host speculate",
         [OP_HOST_ADAM] = "host adam",
+        [OP_REDUCE] = "reduce",
+        [OP_SHARE_LOSS] = "share loss",
         [OP_BARRIER] = "barrier",
         [OP_BEGIN] = "begin",
     };
@@ -41,8 +43,8 @@ const char *op_name(uint16_t kind)
 
 bool op_has_unit(uint16_t kind)
 {
-    return kind != OP_TOKENS_IN && kind != OP_LOSSES_OUT && kind != OP_CLIP && kind != OP_BARRIER &&
-           kind != OP_BEGIN;
+    return kind != OP_TOKENS_IN && kind != OP_LOSSES_OUT && kind != OP_CLIP &&
+           kind != OP_SHARE_LOSS && kind != OP_BARRIER && kind != OP_BEGIN;
 }
 
 void step_shape(struct step_shape *shape, const struct model *model, enum dtype dtype, size_t B,
@@ -53,6 +55,7 @@ void step_shape(struct step_shape *shape, const struct model *model, enum dtype 
                                  .B = B,
                                  .T = T,
                                  .micro_batches = micro_batches,
+                                 .ranks = 1,
                                  .train = train,
                                  .bytes = model->bytes(model, dtype, B, T)};
 }
@@ -72,6 +75,14 @@ size_t step_slice(const struct step_shape *shape, const struct plan *plan, size_
     size_t per = (chunks + plan->slices - 1) / plan->slices * SUMSQ_CHUNK;
     *first = slice * per < n ? slice * per : n;
     return n - *first < per ? n - *first : per;
+}
+
+size_t step_piece(const struct step_shape *shape, size_t unit, size_t rank, size_t *first)
+{
+    size_t groups = model_unit(shape->model, unit)->params / TENSOR_ALIGN;
+    size_t begin = groups * rank / shape->ranks, end = groups * (rank + 1) / shape->ranks;
+    *first = begin * TENSOR_ALIGN;
+    return (end - begin) * TENSOR_ALIGN;
 }
 
 // ---- operations ---------------------------------------------------------------------------------
@@ -354,6 +365,11 @@ static void add_gradient_to_host(struct building *b, size_t u, size_t micro, siz
 // What happens to a unit's gradient of one micro-batch when it is complete.
 static void add_gradient(struct building *b, size_t u, size_t micro, size_t grads)
 {
+    if (b->shape->ranks > 1) {
+        add(b, OP_REDUCE, LANE_COMM, u, micro);
+        touch_all(b, ACCESS_UPDATE, BUF_GRADS, grads, u);
+        touch(b, ACCESS_WRITE, BUF_EXCHANGE, 0);
+    }
     if (on_host(b, u)) {
         add_gradient_to_host(b, u, micro, grads);
     } else {
@@ -404,10 +420,23 @@ static void add_backward(struct building *b, size_t micro)
 
 // ---- update -------------------------------------------------------------------------------------
 
+static void touch_losses(struct building *b)
+{
+    for (size_t m = 0; m < b->shape->micro_batches; m++) {
+        touch(b, ACCESS_READ, BUF_HOST_LOSSES, m);
+    }
+}
+
 // Where updates wait for it, on the compute lane, which stores it straight into host memory. Where
 // they do not, it only feeds the log and must not stop the compute lane.
 static void add_clip(struct building *b)
 {
+    bool alone = b->shape->ranks == 1;
+    if (!alone) {
+        add(b, OP_SHARE_LOSS, LANE_COMM, 0, 0);
+        touch_losses(b);
+        touch(b, ACCESS_WRITE, BUF_RANK_LOSSES, 0);
+    }
     enum lane lane = b->plan->hold_updates ? LANE_COMPUTE : LANE_HOST;
     graph_add(b->g, OP_CLIP, lane, 0, 0)->by_host = true;
     for (size_t u = 0; u <= b->last; u++) {
@@ -417,8 +446,10 @@ static void add_clip(struct building *b)
             touch(b, ACCESS_READ, BUF_NORM, u);
         }
     }
-    for (size_t m = 0; m < b->shape->micro_batches; m++) {
-        touch(b, ACCESS_READ, BUF_HOST_LOSSES, m);
+    if (alone) {
+        touch_losses(b);
+    } else {
+        touch(b, ACCESS_READ, BUF_RANK_LOSSES, 0);
     }
     touch(b, ACCESS_WRITE, BUF_SCALE, 0);
 }
@@ -587,7 +618,8 @@ static const enum category category_of[BUFFER_KINDS] = {
     [BUF_LOSSES] = BATCH,         [BUF_NORM] = WORKSPACE,       [BUF_HOST_PARAMS] = PARAMS,
     [BUF_HOST_MASTER] = MASTERS,  [BUF_HOST_MOMENTS] = MOMENTS, [BUF_HOST_GRADS] = GRADIENTS,
     [BUF_HOST_STAGE] = GRADIENTS, [BUF_HOST_SUM] = GRADIENTS,   [BUF_HOST_CHUNKS] = WORKSPACE,
-    [BUF_HOST_LOSSES] = BATCH,    [BUF_HOST_TOKENS] = BATCH,
+    [BUF_HOST_LOSSES] = BATCH,    [BUF_HOST_TOKENS] = BATCH,    [BUF_EXCHANGE] = WORKSPACE,
+    [BUF_RANK_LOSSES] = BATCH,
 };
 
 struct placing {
@@ -728,9 +760,26 @@ static void place_pinned(struct placing *p)
     }
 }
 
+// What ranks tell each other: the pieces that a rank gets of a gradient, their sum in fp32.
+static void place_exchange(struct placing *p)
+{
+    const struct step_shape *s = p->shape;
+    size_t most = 0;
+    for (size_t u = 0; u < 2 && s->ranks > 1; u++) {
+        for (size_t r = 0; r < s->ranks; r++) {
+            size_t first, n = step_piece(s, u, r, &first);
+            most = n > most ? n : most;
+        }
+    }
+    bool several = s->train && s->ranks > 1;
+    place(p, SPACE_HOST, BUF_EXCHANGE, 0, several ? s->ranks * own(p, most) + fp32(most) : 0);
+    place(p, SPACE_HOST, BUF_RANK_LOSSES, 0, several ? s->ranks * sizeof(double) : 0);
+}
+
 static void place_host(struct placing *p)
 {
     const struct step_shape *s = p->shape;
+    place_exchange(p);
     for (size_t u = 0; u < s->model->units && s->train; u++) {
         size_t n = model_unit(s->model, u)->params;
         if (p->plan->unit[u].host_optimizer) {

@@ -9,6 +9,8 @@
 //                      optimizer on the host:   k = 1: norm, gradient out
 //                                               k > 1: gradient out to a stage, added on the host;
 //                                                      last: sums of squares there
+//   with several ranks: gradients are summed over them as soon as a unit's is complete, losses before
+//   clip
 //   clip:  global norm -> scale, or no update at all
 //   Adam:  host units 0, 1, .. L by slices, then device units 0, 1, .. L
 //   with speculation: of each host unit first what need not wait for clip, then what makes it good
@@ -38,6 +40,8 @@ enum op_kind {
     OP_HOST_NORM,         // host: a slice
     OP_HOST_SPECULATE,    // host: a slice's Adam, unclipped, beside the old state
     OP_HOST_ADAM,         // host: a slice
+    OP_REDUCE,            // comm: a unit's gradient becomes the sum over the ranks
+    OP_SHARE_LOSS,        // comm: every rank gets the losses of all
     OP_BARRIER,           // host: waits, does nothing
     OP_BEGIN,             // compute: waits, does nothing
     OP_KINDS
@@ -51,12 +55,17 @@ enum step_kind { STEP_TRAIN, STEP_LOSS, STEP_DECODE };
 struct step_shape {
     const struct model *model;
     enum dtype dtype;
-    size_t B, T, micro_batches;
+    size_t B, T, micro_batches; // of one rank
+    size_t ranks;
     bool train;
     struct unit_bytes bytes;
 };
 void step_shape(struct step_shape *shape, const struct model *model, enum dtype dtype, size_t B,
                 size_t T, size_t micro_batches, bool train);
+
+// The elements [*first, *first + n) of a unit whose gradients a rank adds up; n may be 0. Multiples of
+// TENSOR_ALIGN.
+size_t step_piece(const struct step_shape *shape, size_t unit, size_t rank, size_t *first);
 
 // Writes the operations of a step and links them. A training step repeats; the others stand alone.
 int step_build(struct graph *g, const struct step_shape *shape, const struct plan *plan,
