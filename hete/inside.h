@@ -4,6 +4,7 @@
 #ifndef HETE_INSIDE_H
 #define HETE_INSIDE_H
 
+#include "hete/comm.h"
 #include "hete/execute.h"
 #include "hete/session.h"
 #include "kernels/bf16.h"
@@ -61,6 +62,7 @@ struct session {
     struct stamp slot[PLAN_SLOTS_MAX];
     int32_t token;
     size_t pos;
+    size_t *piece_first[2], *piece_n[2]; // of unit 0, of a block: by rank, what it adds up
 };
 
 // ---- addresses ----------------------------------------------------------------------------------
@@ -103,6 +105,11 @@ static inline size_t current(const struct session *s, size_t u, size_t slice)
 static inline size_t spare(const struct session *s, size_t u, size_t slice)
 {
     return s->swapped[u][slice] ? u : step_spare(&s->shape, u);
+}
+
+static inline size_t ranks(const struct session *s)
+{
+    return s->shape.ranks;
 }
 
 static inline bool accumulates(const struct session *s)

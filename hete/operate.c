@@ -72,7 +72,7 @@ static void call(struct session *s, const struct graph *g, const struct op *op)
     struct unit_args args = {
         .B = s->config.B,
         .T = s->config.T,
-        .dscale = 1.0f / (float)(s->config.B * s->config.T * s->config.micro_batches),
+        .dscale = 1.0f / (float)(s->config.B * s->config.T * s->config.micro_batches * ranks(s)),
         .token = s->token,
         .pos = s->pos,
     };
@@ -174,6 +174,56 @@ static void host_norm(struct session *s, const struct op *op)
                                 (float *)at(s, BUF_HOST_SUM, op->unit) + first, n);
 }
 
+// ---- other ranks --------------------------------------------------------------------------------
+
+// Every rank adds up a piece of the gradient over all ranks, in their order and in fp32, rounds it
+// once, and gives it to all.
+static int reduce(struct session *s, const struct graph *g, const struct op *op, struct error *err)
+{
+    const struct layers *f = s->dev->layers;
+    size_t k = op->unit > 0, rank = (size_t)comm_rank(s->config.comm);
+    size_t first = s->piece_first[k][rank], n = s->piece_n[k][rank];
+    struct comm_pieces pieces = {elem_bytes(s), s->piece_first[k], s->piece_n[k]};
+    char *grads = lane(s, BUF_GRADS, access_of(g, op, BUF_GRADS)->index);
+    char *stage = lane(s, BUF_EXCHANGE, 0);
+    float *sum = (float *)(stage + ranks(s) * n * elem_bytes(s));
+    if (comm_exchange(s->config.comm, stage, grads, &pieces, err)) {
+        return err->status;
+    }
+    for (size_t r = 0; r < ranks(s) && n; r++) {
+        f->accumulate(s->dev, sum, stage + r * n * elem_bytes(s), r == 0, n);
+    }
+    if (n) {
+        f->cast(s->dev, grads + first * elem_bytes(s), sum, n);
+    }
+    return comm_gather(s->config.comm, grads, &pieces, err);
+}
+
+// Sum of the losses of this rank's part of a step.
+static double sum_of_losses(const struct session *s)
+{
+    double sum = 0;
+    for (size_t m = 0; m < s->config.micro_batches; m++) {
+        const float *losses = (float *)at(s, BUF_HOST_LOSSES, m);
+        for (size_t i = 0; i < s->config.B * s->config.T; i++) {
+            sum += losses[i];
+        }
+    }
+    return sum;
+}
+
+static int share_loss(struct session *s, struct error *err)
+{
+    double *all = (double *)at(s, BUF_RANK_LOSSES, 0);
+    size_t rank = (size_t)comm_rank(s->config.comm), at_rank[ranks(s)], one[ranks(s)];
+    for (size_t r = 0; r < ranks(s); r++) {
+        at_rank[r] = r;
+        one[r] = 1;
+    }
+    all[rank] = sum_of_losses(s);
+    return comm_gather(s->config.comm, all, &(struct comm_pieces){sizeof *all, at_rank, one}, err);
+}
+
 // ---- clip and Adam ------------------------------------------------------------------------------
 
 // Sum of squares of a unit's gradient.
@@ -214,18 +264,15 @@ static void clip(struct session *s, uint64_t step)
     struct session_result *r = &f->result;
     size_t k = s->config.micro_batches, n = s->config.B * s->config.T;
     uint64_t made = s->made[step % IN_FLIGHT];
-    double loss = 0, sum = 0;
-    for (size_t m = 0; m < k; m++) {
-        const float *losses = (float *)at(s, BUF_HOST_LOSSES, m);
-        for (size_t i = 0; i < n; i++) {
-            loss += losses[i];
-        }
+    double loss = ranks(s) == 1 ? sum_of_losses(s) : 0, sum = 0;
+    for (size_t rank = 0; rank < ranks(s) && ranks(s) > 1; rank++) {
+        loss += ((double *)at(s, BUF_RANK_LOSSES, 0))[rank];
     }
     for (size_t u = 0; u < s->model->units; u++) {
         s->host_norms[u] = unit_norm(s, u);
         sum += s->host_norms[u];
     }
-    r->loss = loss / (double)(n * k);
+    r->loss = loss / (double)(n * k * ranks(s));
     r->norm = sqrt(sum);
     bool sound = !up->guard || isfinite(r->norm);
     bool accepted = sound && (!up->accept || up->accept(up->ctx, r->loss, r->norm));
@@ -354,7 +401,6 @@ int run_op(void *ctx, const struct op *op, uint64_t step, struct error *err)
 {
     struct session *s = ctx;
     const struct graph *g = s->loaded;
-    (void)err; // what a device fails at is device_status's to tell
     switch (op->kind) {
     case OP_TOKENS_IN:
         tokens_in(s, op->micro, step);
@@ -392,6 +438,10 @@ int run_op(void *ctx, const struct op *op, uint64_t step, struct error *err)
     case OP_HOST_ADAM:
         host_adam(s, op, step);
         break;
+    case OP_REDUCE:
+        return reduce(s, g, op, err);
+    case OP_SHARE_LOSS:
+        return share_loss(s, err);
     case OP_BARRIER:
     case OP_BEGIN:
         break; // what they wait for is all that they are

@@ -293,8 +293,8 @@ static bool needs_lanes(const struct session *s)
     for (size_t u = 0; u < s->model->units; u++) {
         any_host |= on_host(s, u);
     }
-    return any_host || s->dev->separate || s->dev->queues || s->config.chaos || s->config.pace ||
-           s->config.lanes;
+    return any_host || ranks(s) > 1 || s->dev->separate || s->dev->queues || s->config.chaos ||
+           s->config.pace || s->config.lanes;
 }
 
 static int open_lanes(struct session *s, struct error *err)
@@ -325,6 +325,18 @@ static int open_lanes(struct session *s, struct error *err)
     return execute_open(&s->lanes, &lanes, err);
 }
 
+static bool cut_pieces(struct session *s)
+{
+    for (size_t k = 0; k < 2; k++) {
+        s->piece_first[k] = calloc(ranks(s), sizeof *s->piece_first[k]);
+        s->piece_n[k] = calloc(ranks(s), sizeof *s->piece_n[k]);
+        for (size_t r = 0; r < ranks(s) && s->piece_first[k] && s->piece_n[k]; r++) {
+            s->piece_n[k][r] = step_piece(&s->shape, k, r, s->piece_first[k] + r);
+        }
+    }
+    return s->piece_first[0] && s->piece_first[1] && s->piece_n[0] && s->piece_n[1];
+}
+
 static int open_session(struct session *s, struct error *err)
 {
     const struct session_config *c = &s->config;
@@ -345,6 +357,10 @@ static int open_session(struct session *s, struct error *err)
         }
     }
     step_shape(&s->shape, s->model, s->dev->dtype, c->B, c->T, c->micro_batches, c->train);
+    s->shape.ranks = c->comm && c->train ? (size_t)comm_ranks(c->comm) : 1;
+    if (!cut_pieces(s)) {
+        return error_set(err, STATUS_FAIL, "no memory for the pieces of %zu ranks", ranks(s));
+    }
     if (layout_make(&s->layout, &s->shape, &s->plan, pinned, err) ||
         check_layout(&s->layout, err) || check_norms(s, err) || build(s, err) ||
         take_arenas(s, err)) {
@@ -402,5 +418,9 @@ void session_close(struct session *s)
     free(s->newest);
     free(s->here);
     free(s->swapped);
+    for (size_t k = 0; k < 2; k++) {
+        free(s->piece_first[k]);
+        free(s->piece_n[k]);
+    }
     free(s);
 }

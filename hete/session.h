@@ -18,6 +18,7 @@
 #include <stdio.h>
 
 struct session;
+struct comm;
 
 struct session_config {
     size_t B, T;          // one micro-batch: B rows of T tokens
@@ -32,6 +33,8 @@ struct session_config {
     double watchdog_s;        // of execute.h; 0: its default
     const struct costs *pace; // operations of a training step last at least as long as this says;
                               // copies go by the device's link
+    struct comm *comm;        // the other ranks of the run; NULL: none. B, T and micro_batches are
+                              // what this rank does of a step
     bool lanes;               // also where nothing is to overlap: steps are timed
 };
 

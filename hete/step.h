@@ -9,11 +9,10 @@
 //                      optimizer on the host:   k = 1: norm, gradient out
 //                                               k > 1: gradient out to a stage, added on the host;
 //                                                      last: sums of squares there
-//   with several ranks: gradients are summed over them as soon as a unit's is complete, losses before
-//   clip
-//   clip:  global norm -> scale, or no update at all
-//   Adam:  host units 0, 1, .. L by slices, then device units 0, 1, .. L
-//   with speculation: of each host unit first what need not wait for clip, then what makes it good
+//   with several ranks: gradients are summed over them as soon as a unit's is complete, losses
+//   before clip clip:  global norm -> scale, or no update at all Adam:  host units 0, 1, .. L by
+//   slices, then device units 0, 1, .. L with speculation: of each host unit first what need not
+//   wait for clip, then what makes it good
 //
 // A fetch stands right before the use that needs it: of a streamed unit into the slot that was used
 // least recently, unless a slot holds it; of a resident unit whose optimizer is on the host into
@@ -63,8 +62,8 @@ struct step_shape {
 void step_shape(struct step_shape *shape, const struct model *model, enum dtype dtype, size_t B,
                 size_t T, size_t micro_batches, bool train);
 
-// The elements [*first, *first + n) of a unit whose gradients a rank adds up; n may be 0. Multiples of
-// TENSOR_ALIGN.
+// The elements [*first, *first + n) of a unit whose gradients a rank adds up; n may be 0. Multiples
+// of TENSOR_ALIGN.
 size_t step_piece(const struct step_shape *shape, size_t unit, size_t rank, size_t *first);
 
 // Writes the operations of a step and links them. A training step repeats; the others stand alone.
