@@ -433,13 +433,14 @@ static int check_config(const struct device_config *c, struct error *err)
 
 static int set_memory(struct cuda *cuda, size_t asked, struct error *err)
 {
-    size_t left = 0, total = 0;
+    size_t left = 0, total = 0, workspaces = CUDA_LT_BYTES + CUDA_SCRATCH_BYTES;
     if (!DO(&cuda->base, cudaMemGetInfo(&left, &total))) {
         return cuda_status(&cuda->base, err);
     }
-    size_t own = CUDA_LT_BYTES + CUDA_SCRATCH_BYTES + reserve(total);
-    size_t most = left > own ? left - own : 0;
-    if (asked > most) {
+    size_t own = workspaces + reserve(total), most = left > own ? left - own : 0;
+    // What is asked for may be what the device before this one said that it has: kernels that were
+    // loaded since lie in the reserve.
+    if (asked > (left > workspaces ? left - workspaces : 0)) {
         return error_set(err, STATUS_FAIL,
                          "--device-memory %zu: the GPU has %zu bytes free, of which a model can "
                          "have %zu (the rest is for workspaces); give at most that",
