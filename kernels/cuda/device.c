@@ -396,8 +396,7 @@ static int choose_gpu(struct cudaDeviceProp *prop, struct error *err)
     if (code != cudaSuccess || count == 0) {
         return no_device(err, code);
     }
-    if ((code = cudaSetDevice(0)) != cudaSuccess ||
-        (code = cudaGetDeviceProperties(prop, 0)) != cudaSuccess) {
+    if ((code = cudaGetDeviceProperties(prop, 0)) != cudaSuccess) {
         return no_device(err, code);
     }
     if (prop->major < 8) {
@@ -406,7 +405,9 @@ static int choose_gpu(struct cudaDeviceProp *prop, struct error *err)
                          "needed for bf16 on tensor cores",
                          prop->name, prop->major, prop->minor);
     }
-    return STATUS_OK;
+    // Last, for it takes memory of the GPU, and one that is too old may fail at it.
+    code = cudaSetDevice(0);
+    return code == cudaSuccess ? STATUS_OK : no_device(err, code);
 }
 
 int cuda_probe(struct error *err)
