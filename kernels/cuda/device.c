@@ -490,7 +490,6 @@ int cuda_open(struct device **out, const struct device_config *config, struct er
     dev->separate = dev->queues = true;
     dev->threads = 1;
     dev->isa = "cuda";
-    cuda->multiprocessors = prop.multiProcessorCount;
     if (start(cuda, config, err)) {
         cuda_close(dev);
         return err->status;
