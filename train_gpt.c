@@ -168,7 +168,7 @@ static int init_parameters(struct run *run, struct error *err)
         }
     }
     free(buf);
-    return STATUS_OK;
+    return session_moved(run->session, err);
 }
 
 static void put_numbers(const struct run *run, struct numbers *n)
@@ -1294,6 +1294,14 @@ static void say_how_to_go_on(const struct run *run)
             run->o.out);
 }
 
+static void say_last_checkpoint(const struct run *run, uint64_t saved)
+{
+    if (run->o.out[0] && saved > 0) {
+        fprintf(stderr, "train_gpt: the last checkpoint is that of step %llu, in %s: --resume\n",
+                (unsigned long long)saved, run->o.out);
+    }
+}
+
 // What was trained is on the disk before anything else can go wrong: a due checkpoint comes before
 // validation and samples, and an error in a later step saves the ones that were finished.
 static int train(struct run *run, struct error *err)
@@ -1309,6 +1317,7 @@ static int train(struct run *run, struct error *err)
         bool stop = run->step >= run->steps || stop_signal;
         if (run->o.out[0] && run->step > saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
+                say_last_checkpoint(run, saved);
                 return err->status;
             }
             saved = run->step;
@@ -1337,9 +1346,8 @@ static int train(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
-    if (status && run->damaged && run->o.out[0] && saved > 0) {
-        fprintf(stderr, "train_gpt: the last checkpoint is that of step %llu, in %s: --resume\n",
-                (unsigned long long)saved, run->o.out);
+    if (status && run->damaged) {
+        say_last_checkpoint(run, saved);
     }
     return status;
 }

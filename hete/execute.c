@@ -438,7 +438,9 @@ static bool drive(struct executor *e)
         any |= retire(e, (enum lane)i);
         size_t room = i == LANE_COMPUTE ? QUEUE_MAX : 1, at;
         bool idles = e->config.chaos && draw(l, 3) == 0;
-        while (!idles && l->n_queued < room && (at = choose(e, l)) < l->n_ready) {
+        // One at a time: an operation of the compute lane is many launches, and a copy that has
+        // become ready is not to wait for a queue full of them.
+        if (!idles && l->n_queued < room && (at = choose(e, l)) < l->n_ready) {
             enqueue(e, l, take(e, l, at));
             any = true;
         }
@@ -655,7 +657,8 @@ int execute_start(struct executor *e, uint64_t step, struct error *err)
             push(e, step * g->n_ops + i, NOWHERE);
         }
     }
-    drive(e);
+    for (int i = 0; i < QUEUE_MAX && drive(e); i++) {
+    }
     int status = STATUS_OK;
     if (e->error.status) {
         *err = e->error;

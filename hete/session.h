@@ -63,6 +63,8 @@ void session_read(struct session *s, enum state state, size_t unit, size_t first
                   size_t n);
 void session_write(struct session *s, enum state state, size_t unit, size_t first, const float *in,
                    size_t n);
+// After reading or writing: has all of it been moved? If not, why the device has not.
+int session_moved(const struct session *s, struct error *err);
 
 struct session_update {
     double lr, beta1, beta2, eps, weight_decay;

@@ -114,6 +114,11 @@ void session_write(struct session *s, enum state state, size_t unit, size_t firs
     }
 }
 
+int session_moved(const struct session *s, struct error *err)
+{
+    return device_status(s->dev, err);
+}
+
 // ---- looking for what is not finite -------------------------------------------------------------
 
 // Index of the first element that is not finite, or n.

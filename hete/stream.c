@@ -19,21 +19,19 @@ static void move(const struct stream *s, float *x, size_t first, size_t n, bool 
 int stream_give(void *stream, void *file, size_t first, size_t n, struct error *err)
 {
     const struct stream *s = stream;
-    (void)err;
     move(s, s->fp32 ? s->fp32 : file, first, n, false);
     for (size_t i = 0; s->fp32 && i < n; i++) {
         ((uint16_t *)file)[i] = bf16_round(s->fp32[i]);
     }
-    return STATUS_OK;
+    return session_moved(s->session, err);
 }
 
 int stream_take(void *stream, void *file, size_t first, size_t n, struct error *err)
 {
     const struct stream *s = stream;
-    (void)err;
     for (size_t i = 0; s->fp32 && i < n; i++) {
         s->fp32[i] = bf16_load(((const uint16_t *)file)[i]);
     }
     move(s, s->fp32 ? s->fp32 : file, first, n, true);
-    return STATUS_OK;
+    return session_moved(s->session, err);
 }

@@ -135,7 +135,7 @@ for source in "$tests"/test_*.c "$tests"/test_*.sh "$tests"/cuda/test_*.c; do
         path=${CUDA_SIM-}/test/cuda/test_${name#cuda_}
         if [ -z "${CUDA_SIM-}" ]; then
             printf 'skip  %-28s\n' "$name"
-            skips+=("$name: no CUDA toolkit was found (or a build with SAN or CC=clang)")
+            skips+=("$name: not built: no CUDA toolkit, NO_CUDA=1, SAN=... or CC=clang")
             skipped_sum=$((skipped_sum + 1))
             continue
         fi

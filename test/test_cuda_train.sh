@@ -6,7 +6,7 @@
 # shellcheck source=test/cli.sh
 . "$(dirname "$0")/cli.sh"
 if [ -z "${CUDA_SIM-}" ]; then
-    echo 'no CUDA toolkit was found' >&2
+    echo 'not built: no CUDA toolkit, NO_CUDA=1, SAN=... or CC=clang' >&2
     exit 77
 fi
 

@@ -5,7 +5,7 @@
 . "$(dirname "$0")/tap.sh"
 cd "$(dirname "$0")/.." || exit 1
 if [ -z "${CUDA_SIM-}" ]; then
-    echo 'no CUDA toolkit was found' >&2
+    echo 'not built: no CUDA toolkit, NO_CUDA=1, SAN=... or CC=clang' >&2
     exit 77
 fi
 

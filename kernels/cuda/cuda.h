@@ -39,7 +39,6 @@ struct cuda {
     bool renewing;
     double origin_s; // clock_s() at the first
     uint64_t pageable_copies;
-    int multiprocessors;
     struct error error; // the first one; nothing is queued after it
 };
 

@@ -396,8 +396,7 @@ static int choose_gpu(struct cudaDeviceProp *prop, struct error *err)
     if (code != cudaSuccess || count == 0) {
         return no_device(err, code);
     }
-    if ((code = cudaSetDevice(0)) != cudaSuccess ||
-        (code = cudaGetDeviceProperties(prop, 0)) != cudaSuccess) {
+    if ((code = cudaGetDeviceProperties(prop, 0)) != cudaSuccess) {
         return no_device(err, code);
     }
     if (prop->major < 8) {
@@ -406,7 +405,9 @@ static int choose_gpu(struct cudaDeviceProp *prop, struct error *err)
                          "needed for bf16 on tensor cores",
                          prop->name, prop->major, prop->minor);
     }
-    return STATUS_OK;
+    // Last, for it takes memory of the GPU, and one that is too old may fail at it.
+    code = cudaSetDevice(0);
+    return code == cudaSuccess ? STATUS_OK : no_device(err, code);
 }
 
 int cuda_probe(struct error *err)
@@ -433,13 +434,14 @@ static int check_config(const struct device_config *c, struct error *err)
 
 static int set_memory(struct cuda *cuda, size_t asked, struct error *err)
 {
-    size_t left = 0, total = 0;
+    size_t left = 0, total = 0, workspaces = CUDA_LT_BYTES + CUDA_SCRATCH_BYTES;
     if (!DO(&cuda->base, cudaMemGetInfo(&left, &total))) {
         return cuda_status(&cuda->base, err);
     }
-    size_t own = CUDA_LT_BYTES + CUDA_SCRATCH_BYTES + reserve(total);
-    size_t most = left > own ? left - own : 0;
-    if (asked > most) {
+    size_t own = workspaces + reserve(total), most = left > own ? left - own : 0;
+    // What is asked for may be what the device before this one said that it has: kernels that were
+    // loaded since lie in the reserve.
+    if (asked > (left > workspaces ? left - workspaces : 0)) {
         return error_set(err, STATUS_FAIL,
                          "--device-memory %zu: the GPU has %zu bytes free, of which a model can "
                          "have %zu (the rest is for workspaces); give at most that",
@@ -488,7 +490,6 @@ int cuda_open(struct device **out, const struct device_config *config, struct er
     dev->separate = dev->queues = true;
     dev->threads = 1;
     dev->isa = "cuda";
-    cuda->multiprocessors = prop.multiProcessorCount;
     if (start(cuda, config, err)) {
         cuda_close(dev);
         return err->status;

@@ -338,11 +338,16 @@ cudaError_t cudaFree(void *p)
     return sim_leave(code != cudaSuccess ? code : free_span(p, SPAN_DEVICE, __func__));
 }
 
+// Kernels take device memory when they are loaded, and keep it: less is free than there was before
+// the first launch.
+#define LOADED ((size_t)4096)
+
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
     cudaError_t code = sim_enter();
     *total = sim_settings()->memory;
-    *free_bytes = code == cudaSuccess ? memory_left() : 0;
+    size_t loaded = rt.launches ? LOADED : 0;
+    *free_bytes = code == cudaSuccess && memory_left() > loaded ? memory_left() - loaded : 0;
     return sim_leave(code);
 }
 
