@@ -420,17 +420,28 @@ static bool retire(struct executor *e, enum lane lane)
     return any;
 }
 
+// An error that shows when the device is asked is of what it was doing: the oldest operation that
+// it has, not one that would be queued now.
+static void notice_failure(struct executor *e)
+{
+    const struct lane_state *compute = e->lane + LANE_COMPUTE;
+    struct error err = {0};
+    if (!e->error.status && device_status(e->config.device, &err)) {
+        fail_at(e, compute->n_queued ? compute->queue[0].at : e->cursor, &err);
+    }
+}
+
 // Looks once after the lanes of the device: what is done, what can be queued. False: nothing was.
 static bool drive(struct executor *e)
 {
     bool any = false;
-    struct error err = {0};
     for (int i = 0; i < LANES && e->config.device; i++) {
         struct lane_state *l = e->lane + i;
         if (i == LANE_HOST) {
             continue;
         }
         any |= retire(e, (enum lane)i);
+        notice_failure(e);
         size_t room = i == LANE_COMPUTE ? QUEUE_MAX : 1, at;
         bool idles = e->config.chaos && draw(l, 3) == 0;
         // One at a time: an operation of the compute lane is many launches, and a copy that has
@@ -439,11 +450,6 @@ static bool drive(struct executor *e)
             enqueue(e, l, take(e, l, at));
             any = true;
         }
-    }
-    if (e->config.device && !e->error.status && device_status(e->config.device, &err)) {
-        position at =
-            e->lane[LANE_COMPUTE].n_queued ? e->lane[LANE_COMPUTE].queue[0].at : e->cursor;
-        fail_at(e, at, &err);
     }
     return any;
 }
