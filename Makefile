@@ -22,6 +22,14 @@ NVCC_FOUND := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bi
 CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC_FOUND)))
 CUDA       := $(if $(NVCC_FOUND),$(if $(shell nvidia-smi -L 2>/dev/null),1,0),0)
 USE_CUDA    = $(filter-out 0,$(CUDA))
+ifeq ($(filter 0 1 sim,$(CUDA)),)
+$(error CUDA=$(CUDA): 0, 1 or sim)
+endif
+ifneq ($(USE_CUDA),)
+ifeq ($(NVCC_FOUND),)
+$(error CUDA=$(CUDA): no nvcc on PATH or in /usr/local/cuda; scripts/install_deps.sh cuda says more)
+endif
+endif
 ifneq ($(CUDNN),)
 $(error CUDNN=$(CUDNN): attention by cuDNN is not offered, see Limits in README.md)
 endif

@@ -20,10 +20,11 @@
 #include <time.h>
 
 #define IN_FLIGHT 2
-#define QUEUE_MAX                                                                                  \
-    16              // operations of the compute lane that a device is given ahead: each launches up
-                    // to some 20 kernels, and a launch blocks where 1024 are pending
-#define POLL_S 5e-6 // between questions to a device that queues: copies wait for the answer
+// What a device is given ahead. Each operation of the compute lane launches some 20 kernels, and a
+// launch blocks where 1024 are pending; of copies one more, lest the link idle while it is chosen.
+#define QUEUE_MAX  16
+#define COPIES_MAX 2
+#define POLL_S     5e-6 // between questions to the device: copies wait for the answer
 
 // An operation of a step: step * n_ops + op, so that program order is the order of positions.
 typedef uint64_t position;
@@ -425,18 +426,29 @@ static bool retire(struct executor *e, enum lane lane)
     return any;
 }
 
+// An error that shows when the device is asked is of what it was doing: the oldest operation that
+// it has, not one that would be queued now.
+static void notice_failure(struct executor *e)
+{
+    const struct lane_state *compute = e->lane + LANE_COMPUTE;
+    struct error err = {0};
+    if (!e->error.status && device_status(e->config.device, &err)) {
+        fail_at(e, compute->n_queued ? compute->queue[0].at : e->cursor, &err);
+    }
+}
+
 // Looks once after the lanes of the device: what is done, what can be queued. False: nothing was.
 static bool drive(struct executor *e)
 {
     bool any = false;
-    struct error err = {0};
     for (int i = 0; i < LANES && e->config.device; i++) {
         struct lane_state *l = e->lane + i;
         if (!on_device(e, (enum lane)i)) {
             continue;
         }
         any |= retire(e, (enum lane)i);
-        size_t room = i == LANE_COMPUTE ? QUEUE_MAX : 1, at;
+        notice_failure(e);
+        size_t room = i == LANE_COMPUTE ? QUEUE_MAX : COPIES_MAX, at;
         bool idles = e->config.chaos && draw(l, 3) == 0;
         // One at a time: an operation of the compute lane is many launches, and a copy that has
         // become ready is not to wait for a queue full of them.
@@ -444,11 +456,6 @@ static bool drive(struct executor *e)
             enqueue(e, l, take(e, l, at));
             any = true;
         }
-    }
-    if (e->config.device && !e->error.status && device_status(e->config.device, &err)) {
-        const struct lane_state *compute = e->lane + LANE_COMPUTE;
-        position at = compute->n_queued ? compute->queue[0].at : compute->cursor;
-        fail_at(e, at, &err);
     }
     return any;
 }
@@ -700,10 +707,15 @@ static int starved(struct executor *e, const struct flight *f, double seconds, s
     return status;
 }
 
+static double patience_of(const struct executor *e)
+{
+    return e->config.watchdog_s > 0 ? e->config.watchdog_s : 300;
+}
+
 int execute_wait(struct executor *e, uint64_t step, struct error *err)
 {
     struct flight *f = flight_of(e, step);
-    double patience = e->config.watchdog_s > 0 ? e->config.watchdog_s : 300, since = clock_s();
+    double patience = patience_of(e), since = clock_s();
     int status = STATUS_OK;
     pthread_mutex_lock(&e->mutex);
     for (uint64_t progress = e->progress; f->left > 0 && !e->error.status && !status;) {
@@ -747,9 +759,11 @@ void execute_release(struct executor *e)
 void execute_settle(struct executor *e)
 {
     pthread_mutex_lock(&e->mutex);
+    double patience = patience_of(e), since = clock_s();
     for (int i = 0; i < LANES && e->held;) {
         struct lane_state *l = e->lane + i;
-        if ((l->running != NOWHERE || l->n_queued) && !e->error.status) {
+        bool over = e->error.status || clock_s() - since > patience;
+        if ((l->running != NOWHERE || l->n_queued) && !over) {
             drive(e);
             rest(e, e->config.device ? POLL_S : 1);
             i = 0;

@@ -51,7 +51,7 @@ int execute_wait(struct executor *e, uint64_t step, struct error *err);
 // Called by an operation that runs: no operation of a later step starts until execute_release.
 void execute_hold(struct executor *e, uint64_t step);
 void execute_release(struct executor *e);
-// After a hold: until no operation of a later step runs.
+// After a hold: until no operation of a later step runs, or for watchdog_s.
 void execute_settle(struct executor *e);
 
 // Times of the last steps that are complete, at most `steps` of them, oldest first, into

@@ -73,6 +73,11 @@ static size_t memory_for_arenas(void)
     return has > HOST_RESERVE ? has - HOST_RESERVE : 0;
 }
 
+static bool separate(const struct prepare_config *c)
+{
+    return strcmp(c->device.kind, "cuda") == 0;
+}
+
 // A device with memory of its own, of which `device` bytes can be had.
 static int separate_budget(struct budget *b, const struct prepare_config *c, size_t has,
                            size_t device, struct error *err)
@@ -126,8 +131,7 @@ static int real_budget(struct budget *b, const struct prepare_config *c, struct 
 // memory, each of them.
 static int check_room(const struct prediction *p, const struct prepare_config *c, struct error *err)
 {
-    bool separate = strcmp(c->device.kind, "cuda") == 0; // it has been checked
-    size_t device = separate ? 0 : p->device_bytes;
+    size_t device = separate(c) ? 0 : p->device_bytes; // it has been checked
     size_t needs = device + p->host_bytes + p->pinned_bytes, has = memory_for_arenas();
     if (needs <= has) {
         return STATUS_OK;
@@ -517,7 +521,7 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
                              "and there are %zu (--host-memory)",
                              streamed, host, p->budget.host);
         }
-        if (!config->device_memory) {
+        if (!config->device_memory && !separate(config)) {
             return error_set(err, STATUS_FAIL, "the model needs %zu bytes, and only %zu are free",
                              bytes, p->budget.device);
         }

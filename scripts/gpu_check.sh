@@ -104,7 +104,8 @@ small_model() {
 need() {
     "$bin/train_gpt" --train "$data" --plan-only --machine scripts/machines/h200 \
         --format json "$@" |
-        sed -n '/"policy": "resident"/,/"busy_s"/s/.*"device_bytes": \([0-9]*\).*/\1/p' | head -n 1
+        awk '/"policy": "resident"/ { found = 1 }
+             found && /"device_bytes"/ && !n++ { gsub(/[^0-9]/, ""); print }'
 }
 
 # ---- parts -------------------------------------------------------------------------------------

@@ -101,11 +101,11 @@ static void choose(struct slow *s, enum lane lane)
             o->ready = s->now;
         }
         bool sooner = best == SIZE_MAX || (s->in->fifo && o->ready < s->ops[best].ready);
-        if (ready && (lane != LANE_COMPUTE ? sooner : best == SIZE_MAX)) {
+        if (ready && (lane_in_order(lane) ? best == SIZE_MAX : sooner)) {
             best = i;
         }
-        if (lane == LANE_COMPUTE) {
-            break; // in order
+        if (lane_in_order(lane)) {
+            break;
         }
     }
     if (best != SIZE_MAX) {

@@ -4,7 +4,8 @@
 //
 // FLOPs are those of what causal attention needs: half of 2 products forward, of 5 backward, which
 // computes 7 (attention.h): dK and dV 4, of which 3.5 are counted, dQ 3, counted as 1.5.
-// To make another choice the default: mma_forward_sizes and mma_backward_sizes.
+// To make another choice the default: mma_forward_sizes, mma_keys_sizes and
+// mma_queries_sizes.
 #include "kernels/cuda/attention_plain.cuh"
 #ifdef USE_BF16
 #include "kernels/cuda/attention_mma.cuh"
