@@ -433,7 +433,7 @@ static void notice_failure(struct executor *e)
     const struct lane_state *compute = e->lane + LANE_COMPUTE;
     struct error err = {0};
     if (!e->error.status && device_status(e->config.device, &err)) {
-        fail_at(e, compute->n_queued ? compute->queue[0].at : e->cursor, &err);
+        fail_at(e, compute->n_queued ? compute->queue[0].at : compute->cursor, &err);
     }
 }
 
