@@ -143,8 +143,8 @@ static void end(struct beat *b, const char *what)
     pthread_mutex_unlock(&b->lock);
 }
 
-// This rank has found out.
-static void accuse(struct beat *b, int rank, const char *how)
+// This rank has found out. Whoever is gone is not told, it could be waited for.
+static void accuse(struct beat *b, int rank, bool is_gone, const char *how)
 {
     char who[160], doing[2 * DOING_BYTES + 16], text[sizeof b->message_all.text];
     say_rank(b, rank, who, sizeof who);
@@ -153,7 +153,7 @@ static void accuse(struct beat *b, int rank, const char *how)
         snprintf(text + n, sizeof text - (size_t)n, "; it was last at %s",
                  say_doing(doing, &b->neighbour));
     }
-    tell_all(b, MESSAGE_GONE, text, rank);
+    tell_all(b, MESSAGE_GONE, text, is_gone ? rank : -1);
     end(b, text);
 }
 
@@ -219,7 +219,7 @@ static bool look_for_dead(struct beat *b, double now, bool leaves)
     if (b->dead < 0 || leaves || now - b->dead_s < 0.2) {
         return true;
     }
-    accuse(b, b->dead, "has ended without a word: killed, or out of memory");
+    accuse(b, b->dead, true, "has ended without a word: killed, or out of memory");
     return false;
 }
 
@@ -236,13 +236,13 @@ static bool judge(struct beat *b, double now, double awake_s)
         snprintf(how, sizeof how,
                  "has not been heard of for %.3g s: stopped, out of memory or cut off",
                  b->silence_s);
-        accuse(b, right, how);
+        accuse(b, right, true, how);
         return false;
     }
     const struct doing *n = &b->neighbour;
     for (int t = 0; n->leaves && t < COMM_THREADS; t++) {
         if (n->begun[t] < own.begun[t]) {
-            accuse(b, right, "leaves, although the others wait for it");
+            accuse(b, right, false, "leaves, although the others wait for it");
             return false;
         }
     }

@@ -15,7 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WINDOW = 16, TAG = 0 }; // messages under way in each direction
+enum {
+    WINDOW = 16, // messages under way in each direction
+    TAG = 0,
+    // Of what MPI's collectives get at once: Open MPI's non-blocking ones cut it into parts, and
+    // call themselves for each part that is there already, until there is no stack left.
+    SEGMENT_BYTES = 1 << 20,
+};
 
 struct mpi {
     struct comm comm;
@@ -85,9 +91,9 @@ static void limit_end(struct limit *l)
 // asleep. MPI moves data only while somebody looks.
 static void rest(unsigned *looks)
 {
-    if (++*looks > 20000) {
+    if (++*looks > 1000) {
         clock_sleep_until(clock_s() + 50e-6);
-    } else if (*looks > 100) {
+    } else if (*looks > 50) {
         sched_yield();
     }
 }
@@ -116,6 +122,11 @@ static int begun(struct mpi *m, int code, MPI_Request *request, const char *what
     return code ? mpi_error(code, what, err) : await(m, request, what, err);
 }
 
+static size_t shorter(const struct mpi *m, size_t bytes)
+{
+    return m->config.message_bytes < bytes ? m->config.message_bytes : bytes;
+}
+
 // ---- the main thread ----------------------------------------------------------------------------
 
 static int all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
@@ -134,7 +145,7 @@ static int all_gather(struct comm *c, const void *mine, void *all, size_t bytes,
 static int broadcast(struct comm *c, void *x, size_t bytes, int from, struct error *err)
 {
     struct mpi *m = (struct mpi *)c;
-    size_t most = m->config.message_bytes;
+    size_t most = shorter(m, SEGMENT_BYTES);
     beat_begin(m->beat, COMM_MAIN);
     for (size_t at = 0; at < bytes; at += most) {
         MPI_Request request;
@@ -279,7 +290,7 @@ static int reduce(struct comm *c, float *sum, const float *x, const struct comm_
 {
     struct mpi *m = (struct mpi *)c;
     MPI_Request requests[WINDOW];
-    size_t most = m->config.message_bytes / sizeof *x, begun_ones = 0;
+    size_t most = (64 << 10) / sizeof *x, begun_ones = 0;
     most = most > 0 ? most : 1;
     beat_begin(m->beat, COMM_LANE);
     for (int i = 0; i < WINDOW; i++) {
