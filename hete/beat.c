@@ -202,7 +202,7 @@ static void send_beat(struct beat *b, double now)
 }
 
 // Of the processes of this machine, has one ended? Its last words may still be under way, so it
-// is given a moment.
+// is given a moment; a little less by its left neighbour, who knows what it was doing.
 static bool look_for_dead(struct beat *b, double now, bool leaves)
 {
     for (int i = 0; i < b->ranks; i++) {
@@ -216,7 +216,8 @@ static bool look_for_dead(struct beat *b, double now, bool leaves)
             }
         }
     }
-    if (b->dead < 0 || leaves || now - b->dead_s < 0.2) {
+    double moment_s = b->dead == (b->rank + 1) % b->ranks ? 0.2 : 0.4;
+    if (b->dead < 0 || leaves || now - b->dead_s < moment_s) {
         return true;
     }
     accuse(b, b->dead, true, "has ended without a word: killed, or out of memory");

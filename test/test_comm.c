@@ -331,6 +331,18 @@ static void gone(void *ctx, const struct error *err)
     _exit(1);
 }
 
+// What a caller without a `gone` would.
+static void go(const struct error *err)
+{
+    struct error again, closing;
+    fprintf(stderr, "rank %d: %s\n", rank, err->text);
+    check(comm_barrier(comm, &again) == STATUS_FAIL, "a barrier without all ranks", 0);
+    check(strcmp(again.text, err->text) == 0, again.text, 0);
+    check(comm_close(comm, &closing) == STATUS_FAIL, "a close without all ranks", 0);
+    check(strcmp(closing.text, err->text) == 0, closing.text, 0);
+    exit(1);
+}
+
 static void own_fault(const char *kind)
 {
     struct error err;
@@ -362,6 +374,7 @@ static void mode_fault(const char *kind, bool asleep)
     }
     struct comm_pieces p = {4, first, n};
     char *x = memory(4000 * (size_t)ranks), *stage = memory(4000 * (size_t)ranks);
+    fprintf(stderr, "process %d\n", getpid());
     signal(SIGTERM, SIG_IGN); // what mpirun sends first: train_gpt would finish its step
     for (int i = 0;; i++) {
         char doing[32];
@@ -375,8 +388,8 @@ static void mode_fault(const char *kind, bool asleep)
         while (i == 20 && asleep) {
             sleep(1);
         }
-        if (comm_exchange(comm, stage, x, &p, &err)) { // `gone` ends the process before
-            check(false, err.text, 0);
+        if (comm_exchange(comm, stage, x, &p, &err)) { // where no `gone` ends the process before
+            go(&err);
         }
         usleep(1000);
     }
@@ -479,11 +492,16 @@ static int run_rank(int argc, char **argv)
 {
     const char *mode = argv[1];
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    struct comm_config config = {.silence_s = argc > 3 ? strtod(argv[3], NULL) : 0, .gone = gone};
+    struct comm_config config = {.silence_s = argc > 3 ? strtod(argv[3], NULL) : 0,
+                                 .start_s = strcmp(mode, "late") == 0,
+                                 .gone = strstr(mode, "-quiet") ? NULL : gone};
     if (strcmp(mode, "data") == 0) {
-        config.message_bytes = seed % 3 == 0 ? 0 : seed % 3 == 1 ? 1 : 100;
+        config.message_bytes = seed % 3 == 0 ? 0 : seed % 3 == 1 ? 37 : 1000;
     }
     struct error err = {0};
+    while (strcmp(mode, "late") == 0 && strcmp(getenv("OMPI_COMM_WORLD_RANK"), "0") != 0) {
+        sleep(1);
+    }
     if (comm_open(&comm, &config, &err)) {
         fprintf(stderr, "not opened: %s\n", err.text);
         return 1;
@@ -507,10 +525,9 @@ static int run_rank(int argc, char **argv)
     } else if (strcmp(mode, "bench") == 0) {
         mode_bench();
     } else {
-        const char *asleep = strstr(mode, "-asleep");
         char kind[16];
-        snprintf(kind, sizeof kind, "%.*s", asleep ? (int)(asleep - mode) : 15, mode);
-        mode_fault(kind, asleep != NULL);
+        snprintf(kind, sizeof kind, "%.*s", (int)strcspn(mode, "-"), mode);
+        mode_fault(kind, strstr(mode, "-asleep") != NULL);
     }
     check_status(comm_close(comm, &err), &err);
     if (rank == 0) {
