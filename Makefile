@@ -2,7 +2,8 @@
 #
 # Variables: CC=gcc|clang, OPT=-O0..-O3, SAN=address|thread, JOBS=compilers at once, V=1 to see the
 # commands. CUDA=1|0: with the cuda device or without (default: with it where nvcc and a GPU are);
-# CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. Each
+# CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. MPI=0: without
+# MPI, the program of one process (default: with it where pkg-config ompi-c or mpicc is). Each
 # combination has a build folder of its own (build, build-clang-O0, build-cuda, build-address, ...),
 # BUILD=... names another. The programs lie in the working folder for build and build-cuda, else in
 # BUILD.
@@ -33,7 +34,8 @@ endif
 ifneq ($(CUDNN),)
 $(error CUDNN=$(CUDNN): attention by cuDNN is not offered, see Limits in README.md)
 endif
-BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)$(USE_CUDA:%=-cuda$(filter-out 1,$(CUDA)))
+BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)$(USE_CUDA:%=-cuda$(filter-out 1,$(CUDA)))$(\
+          )$(if $(filter 0,$(MPI)),$(if $(filter file,$(origin MPI)),,-nompi))
 BIN     = $(if $(filter build build-cuda,$(BUILD)),.,$(BUILD))
 
 # Never -ffast-math or -Ofast: they delete the NaN checks. No contraction: an a*b+c must give the
@@ -43,11 +45,25 @@ SANS    = $(if $(SAN),-fsanitize=$(SAN)$(if $(filter address,$(SAN)),$(comma)und
           -fno-sanitize-recover=all -fno-omit-frame-pointer)
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -g $(OPT) -fno-math-errno -fno-trapping-math \
           -ffp-contract=off -fopenmp -Wall -Wextra -Werror $(SANS) \
-          $(if $(USE_CUDA),-DUSE_CUDA -isystem $(CUDA_HOME)/include)
+          $(if $(USE_CUDA),-DUSE_CUDA -isystem $(CUDA_HOME)/include) $(MPI_CFLAGS)
 LDFLAGS = -fopenmp $(SANS)
-LDLIBS  = -lpcre2-8 -ljansson -lxxhash -ldl -lm -lpthread $(CUDA_LIBS_$(CUDA))
+LDLIBS  = -lpcre2-8 -ljansson -lxxhash -ldl -lm -lpthread $(CUDA_LIBS_$(CUDA)) $(MPI_LIBS)
 CUDA_LIBS_1   = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
 CUDA_LIBS_sim = -lstdc++
+
+# Open MPI's as pkg-config knows them, else those of whatever has an mpicc, whose -show prints them
+# after a compiler's name.
+MPI        := $(if $(shell pkg-config --exists ompi-c 2>/dev/null && echo 1)$(shell \
+              command -v mpicc),1,0)
+ifneq ($(MPI),0)
+MPI_FLAGS  := $(or $(shell pkg-config --cflags --libs ompi-c 2>/dev/null),\
+              $(wordlist 2,99,$(shell mpicc -show 2>/dev/null)))
+endif
+MPI_CFLAGS  = $(if $(MPI_FLAGS),-DUSE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_FLAGS))))
+MPI_LIBS    = $(if $(MPI_FLAGS),-Wl$(comma)--push-state$(comma)--as-needed \
+              $(filter-out -I% -D%,$(MPI_FLAGS)) -Wl$(comma)--pop-state)
+MPI_FOUND   = $(if $(MPI_FLAGS),$(or $(shell pkg-config --modversion ompi-c 2>/dev/null | \
+              sed 's/^/Open MPI /'),mpicc),none: no more than one process)
 
 # Every file of kernels/cpu/ops is compiled once per (dtype, ISA); kernels/cpu/device.c picks the
 # variant at run time. No other object holds AVX instructions.
@@ -82,7 +98,8 @@ CUDA_OBJ_sim = $(CUDA_OBJ_1) $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/cuda/
 PROGRAMS  = train_gpt tokenize
 MAINS     = train_gpt.c data/tokenize.c
 OPS       = $(wildcard kernels/cpu/ops/*.c)
-LIB       = $(filter-out $(MAINS),$(wildcard kernels/*.c kernels/cpu/*.c hete/*.c data/*.c))
+LIB       = $(filter-out $(MAINS) $(if $(MPI_FLAGS),,hete/comm_mpi.c hete/beat.c),\
+            $(wildcard kernels/*.c kernels/cpu/*.c hete/*.c data/*.c))
 LIB_OBJ   = $(LIB:%.c=$(BUILD)/%.o) \
             $(foreach d,$(DTYPES),$(foreach i,$(ISAS),\
                 $(OPS:kernels/cpu/ops/%.c=$(BUILD)/ops-$d-$i/%.o))) $(CUDA_OBJ_$(CUDA))
@@ -210,7 +227,7 @@ $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@{ $(CC) --version | head -n 1; echo '$(CFLAGS) $(LDFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_avx512) \
 	    $(if $(USE_CUDA),$(NVCC) $(NVCCFLAGS) $(SIMFLAGS))'; } >$@.new
-	@cmp -s $@.new $@ || scripts/install_deps.sh --check
+	@cmp -s $@.new $@ || { scripts/install_deps.sh --check && echo '  MPI $(MPI_FOUND)'; }
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(BUILD)/%.o: %.c $(BUILD)/flags

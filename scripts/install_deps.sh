@@ -33,6 +33,7 @@ have_header() {
     echo "#include <$1>" | "${2:-cc}" -DPCRE2_CODE_UNIT_WIDTH=8 -fopenmp -E - >/dev/null 2>&1
 }
 have_library() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q "$1"; }
+have_mpi() { pkg-config --exists ompi-c 2>/dev/null || have_command mpicc; }
 have_fuzzer() {
     local rc folder
     folder=$(mktemp -d)
@@ -60,6 +61,9 @@ need build libxxhash-dev have_header xxhash.h
 need test libcmocka-dev have_header cmocka.h
 need test curl have_command curl
 need test binutils have_command objdump
+# For several ranks. A build without MPI is a whole program, so it is not asked for to build.
+need test libopenmpi-dev have_mpi
+need test openmpi-bin have_command mpirun
 need ci git have_command git
 need ci shellcheck have_command shellcheck
 need ci clang have_command clang

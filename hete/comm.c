@@ -1,0 +1,328 @@
+// What does not depend on the transport: which one, one rank, and the agreement.
+#include "hete/comm.h"
+#include "hete/transport.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int number_in(const char *name)
+{
+    const char *text = getenv(name);
+    char *end;
+    errno = 0;
+    long n = text ? strtol(text, &end, 10) : 0;
+    return text && end != text && !errno && n > 0 && n <= INT32_MAX ? (int)n : 0;
+}
+
+// How many ranks a launcher that MPI can talk to says there are: 1 where there is none, 0 where it
+// does not say. Open MPI's mpirun, then those that speak PMI (MPICH's, Intel's, Slurm's), then
+// PMIx.
+static int launched_ranks(void)
+{
+    int n = number_in("OMPI_COMM_WORLD_SIZE");
+    n = n ? n : number_in("PMI_SIZE");
+    return n ? n : getenv("PMIX_RANK") ? number_in("SLURM_STEP_NUM_TASKS") : 1;
+}
+
+static int open_alone(struct comm **out, struct error *err)
+{
+    struct comm *c = calloc(1, sizeof *c);
+    if (!c) {
+        return error_set(err, STATUS_FAIL, "no memory for a rank");
+    }
+    *c = (struct comm){.ranks = 1, .local_ranks = 1};
+    *out = c;
+    return STATUS_OK;
+}
+
+#ifndef USE_MPI
+static int refuse(int launched, struct error *err)
+{
+    return error_set(err, STATUS_FAIL,
+                     "started as one of %d ranks, but this program was built without MPI: "
+                     "scripts/install_deps.sh test installs Open MPI, then make",
+                     launched);
+}
+#endif
+
+int comm_open(struct comm **out, const struct comm_config *config, struct error *err)
+{
+    int launched = launched_ranks();
+    int tasks = number_in("SLURM_STEP_NUM_TASKS");
+    *out = NULL;
+    if (launched == 1) {
+        // Each would take itself for the only one.
+        return tasks > 1 && getenv("SLURM_PROCID") && !number_in("OMPI_COMM_WORLD_SIZE") &&
+                       !number_in("PMI_SIZE")
+                   ? error_set(err, STATUS_FAIL,
+                               "srun has started %d tasks that do not know of each other: "
+                               "srun --mpi=pmix (srun --mpi=list names what there is)",
+                               tasks)
+                   : open_alone(out, err);
+    }
+#ifdef USE_MPI
+    struct comm_config c = *config;
+    size_t longest = (size_t)1 << 30;
+    c.silence_s = c.silence_s > 0 ? c.silence_s : 20;
+    c.start_s = c.start_s > 0 ? c.start_s : 120;
+    c.message_bytes = c.message_bytes ? c.message_bytes : (size_t)1 << 28;
+    c.message_bytes = c.message_bytes < longest ? c.message_bytes : longest;
+    return comm_mpi_open(out, &c, launched, err);
+#else
+    (void)config;
+    return refuse(launched, err);
+#endif
+}
+
+int comm_close(struct comm *c, struct error *err)
+{
+    if (c->transport) {
+        return c->transport->close(c, err);
+    }
+    free(c);
+    return STATUS_OK;
+}
+
+int comm_rank(const struct comm *c)
+{
+    return c->rank;
+}
+
+int comm_ranks(const struct comm *c)
+{
+    return c->ranks;
+}
+
+int comm_local_rank(const struct comm *c)
+{
+    return c->local_rank;
+}
+
+int comm_local_ranks(const struct comm *c)
+{
+    return c->local_ranks;
+}
+
+void comm_abort(struct comm *c, const char *why)
+{
+    if (c->ranks > 1) {
+        c->transport->abort(c, why);
+    }
+}
+
+void comm_doing(struct comm *c, enum comm_thread thread, const char *text)
+{
+    if (c->ranks > 1) {
+        c->transport->doing(c, thread, text);
+    }
+}
+
+// ---- small ones ---------------------------------------------------------------------------------
+
+static void copy(void *to, const void *from, size_t bytes)
+{
+    if (bytes > 0) {
+        memcpy(to, from, bytes);
+    }
+}
+
+int comm_all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
+{
+    if (c->ranks > 1) {
+        return c->transport->all_gather(c, mine, all, bytes, err);
+    }
+    copy(all, mine, bytes);
+    return STATUS_OK;
+}
+
+int comm_broadcast(struct comm *c, void *x, size_t bytes, struct error *err)
+{
+    return c->ranks > 1 ? c->transport->broadcast(c, x, bytes, 0, err) : STATUS_OK;
+}
+
+int comm_barrier(struct comm *c, struct error *err)
+{
+    return c->ranks > 1 ? c->transport->barrier(c, err) : STATUS_OK;
+}
+
+// ---- agreement ----------------------------------------------------------------------------------
+
+// Names and values one after the other, each ended by a 0.
+static char *pack(const struct comm_value *values, size_t n, size_t *bytes)
+{
+    *bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        *bytes += strlen(values[i].name) + strlen(values[i].value) + 2;
+    }
+    char *packed = malloc(*bytes + 1), *at = packed; // not of 0 bytes
+    for (size_t i = 0; packed && i < n; i++) {
+        at = stpcpy(at, values[i].name) + 1;
+        at = stpcpy(at, values[i].value) + 1;
+    }
+    return packed;
+}
+
+// Text `index` of what was packed; NULL: there are not so many.
+static const char *packed_text(const char *packed, size_t bytes, size_t index)
+{
+    const char *end = packed + bytes;
+    for (; index > 0 && packed < end; index--) {
+        packed += strlen(packed) + 1;
+    }
+    return packed < end ? packed : NULL;
+}
+
+// The first text that is not the same; SIZE_MAX: all are.
+static size_t first_difference(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+{
+    const char *a_end = a + a_bytes, *b_end = b + b_bytes;
+    for (size_t i = 0;; i++) {
+        if (a == a_end || b == b_end) {
+            return a == a_end && b == b_end ? SIZE_MAX : i;
+        }
+        if (strcmp(a, b) != 0) {
+            return i;
+        }
+        a += strlen(a) + 1;
+        b += strlen(b) + 1;
+    }
+}
+
+// A rank that cannot go on says so, or it would leave the others alone with the rest.
+static int no_memory(struct comm *c, struct error *err)
+{
+    error_set(err, STATUS_FAIL, "no memory to compare what the ranks were started with");
+    comm_abort(c, err->text);
+    return err->status;
+}
+
+// Rank `from`'s texts into *theirs, which the caller frees, on all ranks.
+static int spread(struct comm *c, const char *mine, size_t bytes, int from, char **theirs,
+                  size_t *theirs_bytes, struct error *err)
+{
+    uint64_t size = bytes;
+    *theirs = NULL;
+    if (c->transport->broadcast(c, &size, sizeof size, from, err)) {
+        return err->status;
+    }
+    *theirs_bytes = size;
+    *theirs = malloc(size + 1);
+    if (!*theirs) {
+        return no_memory(c, err);
+    }
+    if (c->rank == from) {
+        copy(*theirs, mine, bytes);
+    }
+    return c->transport->broadcast(c, *theirs, size, from, err);
+}
+
+// Of a long text, what is around the first byte that differs from the other's.
+enum { EXCERPT = 120 };
+static void excerpt(char out[EXCERPT + 8], const char *text, const char *other)
+{
+    size_t same = 0, length = strlen(text);
+    while (other && text[same] && text[same] == other[same]) {
+        same++;
+    }
+    size_t from = length <= EXCERPT || same <= EXCERPT / 2 ? 0 : same - EXCERPT / 2;
+    snprintf(out, EXCERPT + 8, "%s%.*s%s", from > 0 ? "..." : "", EXCERPT, text + from,
+             from + EXCERPT < length ? "..." : "");
+}
+
+static int disagree(int rank, size_t index, const char *ours, size_t ours_bytes, const char *theirs,
+                    size_t theirs_bytes, struct error *err)
+{
+    size_t name = index - index % 2;
+    const char *a = packed_text(ours, ours_bytes, index);
+    const char *b = packed_text(theirs, theirs_bytes, index);
+    char a_part[EXCERPT + 8], b_part[EXCERPT + 8];
+    excerpt(a_part, a ? a : "nothing", b);
+    excerpt(b_part, b ? b : "nothing", a);
+    if (name == index) {
+        return error_set(err, STATUS_FAIL,
+                         "the ranks are not started alike: where rank 0 has '%s', rank %d has '%s'",
+                         a_part, rank, b_part);
+    }
+    return error_set(err, STATUS_FAIL,
+                     "the ranks are not started alike: %s is '%s' on rank 0 and '%s' on rank %d; "
+                     "all ranks need the same command, files and build",
+                     packed_text(ours, ours_bytes, name), a_part, b_part, rank);
+}
+
+// Rank 0's texts are `ours` here. Says on all ranks where the first difference is.
+static int compare(struct comm *c, const char *mine, size_t bytes, const char *ours,
+                   size_t ours_bytes, struct error *err)
+{
+    uint64_t differs = first_difference(ours, ours_bytes, mine, bytes);
+    uint64_t *all = malloc((size_t)c->ranks * sizeof *all);
+    if (!all) {
+        return no_memory(c, err);
+    }
+    int status = c->transport->all_gather(c, &differs, all, sizeof differs, err);
+    int rank = 0;
+    for (int i = 1; i < c->ranks && status == STATUS_OK; i++) {
+        rank = all[i] < all[rank] ? i : rank;
+    }
+    uint64_t index = status ? SIZE_MAX : all[rank];
+    free(all);
+    if (index == SIZE_MAX) {
+        return status;
+    }
+    char *theirs;
+    size_t theirs_bytes;
+    status = spread(c, mine, bytes, rank, &theirs, &theirs_bytes, err);
+    if (status == STATUS_OK) {
+        status = disagree(rank, index, ours, ours_bytes, theirs, theirs_bytes, err);
+    }
+    free(theirs);
+    return status;
+}
+
+int comm_agree(struct comm *c, const struct comm_value *values, size_t n, struct error *err)
+{
+    if (c->ranks == 1) {
+        return STATUS_OK;
+    }
+    size_t bytes, ours_bytes;
+    char *mine = pack(values, n, &bytes), *ours;
+    if (!mine) {
+        return no_memory(c, err);
+    }
+    int status = spread(c, mine, bytes, 0, &ours, &ours_bytes, err);
+    if (status == STATUS_OK) {
+        status = compare(c, mine, bytes, ours, ours_bytes, err);
+    }
+    free(ours);
+    free(mine);
+    return status;
+}
+
+// ---- pieces -------------------------------------------------------------------------------------
+
+int comm_exchange(struct comm *c, void *stage, const void *x, const struct comm_pieces *p,
+                  struct error *err)
+{
+    if (c->ranks > 1) {
+        return c->transport->exchange(c, stage, x, p, err);
+    }
+    copy(stage, (const char *)x + p->first[0] * p->element, p->n[0] * p->element);
+    return STATUS_OK;
+}
+
+int comm_gather(struct comm *c, void *x, const struct comm_pieces *p, struct error *err)
+{
+    return c->ranks > 1 ? c->transport->gather(c, x, p, err) : STATUS_OK;
+}
+
+int comm_reduce(struct comm *c, float *sum, const float *x, const struct comm_pieces *p,
+                struct error *err)
+{
+    if (c->ranks > 1) {
+        return c->transport->reduce(c, sum, x, p, err);
+    }
+    copy(sum, x + p->first[0], p->n[0] * sizeof *sum);
+    return STATUS_OK;
+}

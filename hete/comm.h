@@ -1,0 +1,108 @@
+// comm.h - what the ranks of a run say to each other.
+//
+// A rank is one process of a run, numbered from 0; they run the same program on a share of the data
+// each. Where nothing has launched several ranks there is one, everything below is a copy or
+// nothing at all, and no transport is started. Otherwise the transport is MPI (mpirun, or srun with
+// PMIx), which is in the build if `make` has found it.
+//
+//   main thread   agree . . . . all_gather . broadcast . . . barrier . . close     between steps
+//   one lane        exchange | gather | exchange | ...                             during steps
+//   heartbeat     . . beat . . beat . . beat . . beat . . beat . . beat            by itself
+//
+// The three share nothing: each has a communicator of its own. All ranks call the same functions
+// in the same order, per thread. A call returns when this rank's part is done. Nothing here adds
+// anything up, but for comm_reduce: the results are the same bits whatever the size of messages.
+//
+// Liveness. A rank that is killed, stopped or cut off is noticed by every other rank: on its own
+// node at once where it has ended, else when nothing was heard of it for silence_s. How long an
+// operation takes is never held against a rank; it is its heartbeat thread that has to answer. Then
+// config.gone is called, on a thread of the transport's, and after it returned, which it need not,
+// every call that waits or comes later fails with the same message. A rank that fails by itself
+// says why first: comm_abort.
+#ifndef HETE_COMM_H
+#define HETE_COMM_H
+
+#include "data/error.h"
+
+#include <stddef.h>
+
+struct comm;
+
+struct comm_config {
+    // Of a rank of which nothing is heard for so long, everybody says that it is gone; also the
+    // limit of MPI's own end. 0: 20. All ranks give the same.
+    double silence_s;
+    double start_s;       // the limit of MPI's own start. 0: 120
+    size_t message_bytes; // what is longer is sent in several messages. 0: 2^28; at most 2^30
+    // The message names the rank that is gone, what it did last, and what this rank was doing. It
+    // is for whoever owns the process to print it and end the process, by _exit: other threads are
+    // at work. Called once at most, and not after comm_abort. NULL: nothing is called.
+    void (*gone)(void *ctx, const struct error *err);
+    void *ctx;
+};
+
+// Called by all ranks, once in a process. STATUS_FAIL: the launcher has started several ranks and
+// this build has no MPI or one that does not know of them; MPI has no threads; no memory.
+int comm_open(struct comm **out, const struct comm_config *config, struct error *err);
+
+// Called by all ranks that have not failed: waits for the others, however long their last work
+// takes. STATUS_FAIL: one of them is gone, or leaves without having done what this one has; the
+// rest of the process ends without them. After a failed call or comm_abort it waits for nobody.
+// Frees c in any case.
+int comm_close(struct comm *c, struct error *err);
+
+int comm_rank(const struct comm *c);
+int comm_ranks(const struct comm *c);
+// Among the ranks on the same machine.
+int comm_local_rank(const struct comm *c);
+int comm_local_ranks(const struct comm *c);
+
+// Tells the other ranks that this one ends, and why (one line, without its rank): their `gone` is
+// called with that. Returns when they have been told, after a second at most. From any thread.
+void comm_abort(struct comm *c, const char *why);
+
+// What this rank is doing, for the message about one that is gone: both threads' texts are in it.
+// Copied, and cut after 95 bytes. "": nothing worth telling. Costs nothing with one rank.
+enum comm_thread { COMM_MAIN, COMM_LANE, COMM_THREADS };
+void comm_doing(struct comm *c, enum comm_thread thread, const char *text);
+
+// ---- the main thread, between steps -------------------------------------------------------------
+
+// mine[bytes] of every rank into all[ranks][bytes], in rank order.
+int comm_all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err);
+// x[bytes] of rank 0 into everybody's.
+int comm_broadcast(struct comm *c, void *x, size_t bytes, struct error *err);
+int comm_barrier(struct comm *c, struct error *err);
+
+struct comm_value {
+    const char *name, *value;
+};
+// Do all ranks have the same values, of the same names, in the same order? STATUS_FAIL on all of
+// them, with the same message, if not: the first name that differs, the lowest rank that differs
+// from rank 0 there, and both values. The process is as it was after that: comm_close works.
+int comm_agree(struct comm *c, const struct comm_value *values, size_t n, struct error *err);
+
+// ---- one thread, during steps -------------------------------------------------------------------
+
+// How an array is cut among the ranks. Piece i, of rank i, is elements [first[i], first[i] + n[i]);
+// pieces do not overlap, may lie in any order, leave gaps and be empty. The same on all ranks.
+struct comm_pieces {
+    size_t element;          // bytes
+    const size_t *first, *n; // [ranks], in elements
+};
+
+// The first half of a reduce-scatter in rank order: everybody's version of this rank's piece.
+//   stage[j] = piece `rank` of rank j's x      stage[ranks][n[rank]], x: read at all pieces
+int comm_exchange(struct comm *c, void *stage, const void *x, const struct comm_pieces *p,
+                  struct error *err);
+
+// Everybody gets all pieces: piece i of x comes from rank i's. In place; gaps stay as they are.
+int comm_gather(struct comm *c, void *x, const struct comm_pieces *p, struct error *err);
+
+// What comm_exchange and a sum do, by the library's own reductions: in an order that it chooses, so
+// not in general the same bits from one MPI, size or number of nodes to the next. element: 4.
+//   sum = the sum over j of piece `rank` of rank j's x      sum[n[rank]], apart from x
+int comm_reduce(struct comm *c, float *sum, const float *x, const struct comm_pieces *p,
+                struct error *err);
+
+#endif
