@@ -11,6 +11,7 @@
 #include "data/options.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
+#include "hete/comm.h"
 #include "hete/generate.h"
 #include "hete/prepare.h"
 #include "hete/recipe.h"
@@ -48,6 +49,9 @@ struct run {
     bool planned;
     struct gpt one_block; // what is measured for the plan
     char identity[128], cache[PATH_MAX];
+    struct comm *comm;         // the other ranks; NULL unless training
+    size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
+    bool stop;                 // what all ranks know of a signal
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
     struct tokenizer *tokenizer; // NULL: tokens are printed as numbers
@@ -90,6 +94,58 @@ static void catch_signals(void)
     sigaction(SIGTERM, &action, NULL);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of write(), not a death
     signal(SIGPIPE, SIG_IGN);
+}
+
+// ---- ranks --------------------------------------------------------------------------------------
+
+// A rank is gone: nobody waits for it. On the transport's thread.
+static void rank_is_gone(void *ctx, const struct error *err)
+{
+    (void)ctx;
+    fprintf(stderr, "train_gpt: %s\n", err->text);
+    _exit(STATUS_FAIL);
+}
+
+static int open_ranks(struct run *run, struct error *err)
+{
+    struct comm_config config = {.gone = rank_is_gone, .ctx = run};
+    if (comm_open(&run->comm, &config, err)) {
+        return err->status;
+    }
+    run->rank = (size_t)comm_rank(run->comm);
+    run->ranks = (size_t)comm_ranks(run->comm);
+    if (run->rank > 0 && !freopen("/dev/null", "w", stdout)) {
+        return error_set(err, STATUS_FAIL, "rank %zu cannot be silenced", run->rank);
+    }
+    return STATUS_OK;
+}
+
+// A signal may reach some ranks only, and at different times: they stop after the same step.
+static int agree_to_stop(struct run *run, struct error *err)
+{
+    char mine = stop_signal != 0, all[run->ranks];
+    if (comm_all_gather(run->comm, &mine, all, sizeof mine, err)) {
+        return err->status;
+    }
+    run->stop = memchr(all, 1, run->ranks) != NULL;
+    return STATUS_OK;
+}
+
+// What has to be the same everywhere, or the sums would be of different things.
+static int agree_to_train(struct run *run, struct error *err)
+{
+    static char options[OPTIONS_SAVED_MAX];
+    char data[32], step[32];
+    size_t length = options_save(&run->o, options, sizeof options);
+    snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
+    snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
+    options[length < sizeof options ? length : sizeof options - 1] = 0;
+    const struct comm_value values[] = {{"version", VERSION},
+                                        {"instruction set", run->dev->isa},
+                                        {"options", options},
+                                        {"training data", data},
+                                        {"first step", step}};
+    return comm_agree(run->comm, values, sizeof values / sizeof *values, err);
 }
 
 // ---- parameters, moments and files --------------------------------------------------------------
@@ -514,7 +570,7 @@ static int choose_batch(struct run *run, struct error *err)
                          "--micro-batch auto: give --total-batch, the tokens of a step, which it "
                          "is to divide");
     }
-    int64_t micro = choose ? o->seq : o->micro_batch * o->seq;
+    int64_t ranks = (int64_t)run->ranks, micro = ranks * (choose ? 1 : o->micro_batch) * o->seq;
     if (o->total_batch == OPTION_AUTO) {
         o->total_batch = micro;
     }
@@ -526,9 +582,9 @@ static int choose_batch(struct run *run, struct error *err)
     if (o->total_batch % micro != 0) {
         return error_set(err, STATUS_USAGE,
                          "--total-batch %lld is not a multiple of --micro-batch %lld x --seq %lld "
-                         "= %lld tokens",
+                         "x %lld ranks = %lld tokens",
                          (long long)o->total_batch, (long long)o->micro_batch, (long long)o->seq,
-                         (long long)micro);
+                         (long long)ranks, (long long)micro);
     }
     run->B = choose ? 0 : (size_t)o->micro_batch;
     run->T = (size_t)o->seq;
@@ -625,8 +681,8 @@ static int open_device(struct run *run, const struct device_config *config, stru
 static int open_session(struct run *run, const struct session_config *config, struct error *err)
 {
     size_t tokens = config->B * config->T * config->micro_batches;
-    run->tokens = malloc(tokens * sizeof *run->tokens);
-    run->targets = malloc(tokens * sizeof *run->targets);
+    run->tokens = malloc((tokens + config->T) * sizeof *run->tokens); // and a row of other ranks
+    run->targets = malloc((tokens + config->T) * sizeof *run->targets);
     run->losses = malloc(config->B * config->T * sizeof *run->losses);
     if (!run->tokens || !run->targets || !run->losses) {
         return error_set(err, STATUS_FAIL, "no memory for a batch of %zu tokens", tokens);
@@ -679,7 +735,7 @@ static struct prepare_config prepare_config(struct run *run)
         .host_threads = (int)o->host_threads,
         .B = run->B,
         .T = run->T,
-        .rows = (size_t)(o->total_batch / o->seq),
+        .rows = (size_t)(o->total_batch / o->seq) / run->ranks,
         .hold_updates = o->clip > 0 || !o->no_guard || o->skip_loss_z > 0 || o->skip_norm_z > 0,
         .speculate = o->speculate,
         .device_memory = bytes_given(o->device_memory),
@@ -702,6 +758,11 @@ static int make_plan(struct run *run, struct error *err)
     struct prepare_config config = prepare_config(run);
     run->planned = wants_plan(&run->o) || run->o.device == DEVICE_CUDA;
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
+        return err->status;
+    }
+    // Each rank has measured its own costs, and may have found another plan.
+    if (run->comm && (comm_broadcast(run->comm, &p->plan, sizeof p->plan, err) ||
+                      comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, err))) {
         return err->status;
     }
     run->B = p->plan.B;
@@ -1118,8 +1179,10 @@ static int next_batch(struct run *run, struct error *err)
         loader_rewind(run->train);
     }
     struct loader_state start = loader_tell(run->train);
-    for (size_t i = 0; i < run->B * run->micro_batches; i++) {
-        if (loader_next(run->train, run->tokens + i * run->T, run->targets + i * run->T, err)) {
+    size_t rows = run->B * run->micro_batches, first = run->rank * rows;
+    for (size_t i = 0; i < rows * run->ranks; i++) {
+        size_t at = i - first < rows ? i - first : rows; // those of other ranks are read over
+        if (loader_next(run->train, run->tokens + at * run->T, run->targets + at * run->T, err)) {
             struct error seeking;
             loader_seek(run->train, start, &seeking);
             return err->status;
@@ -1250,7 +1313,7 @@ static int train_step(struct run *run, struct error *err)
     if (session_in_flight(run->session) == 0 && start_step(run, err)) {
         return err->status;
     }
-    if (session_in_flight(run->session) == 1 && !pauses(run, run->started) && !stop_signal) {
+    if (session_in_flight(run->session) == 1 && !pauses(run, run->started) && !run->stop) {
         (void)start_step(run, &later);
     }
     return finish_step(run, err);
@@ -1266,7 +1329,7 @@ static int between_steps(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         watch_report(&run->watch, run->say);
     }
-    if (stop_signal) {
+    if (run->stop) {
         return STATUS_OK;
     }
     if (run->val && due(run, o->val_every) && validate(run, err)) {
@@ -1309,12 +1372,12 @@ static int train(struct run *run, struct error *err)
     uint64_t saved = run->step;
     int status = STATUS_OK;
     run->started = run->step;
-    while (status == STATUS_OK) {
+    while (status == STATUS_OK && !(status = agree_to_stop(run, err))) {
         if (session_in_flight(run->session) > 0) {
             status = train_step(run, err);
             continue;
         }
-        bool stop = run->step >= run->steps || stop_signal;
+        bool stop = run->step >= run->steps || run->stop;
         if (run->o.out[0] && run->step > saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
                 say_last_checkpoint(run, saved);
@@ -1323,7 +1386,7 @@ static int train(struct run *run, struct error *err)
             saved = run->step;
         }
         status = between_steps(run, err);
-        if (stop || stop_signal) {
+        if (stop || run->stop) {
             break;
         }
         status = status ? status : train_step(run, err);
@@ -1333,7 +1396,7 @@ static int train(struct run *run, struct error *err)
         struct error later;
         (void)finish_step(run, &later);
     }
-    if (run->o.out[0] && run->step > saved && !run->damaged && (status || stop_signal)) {
+    if (run->o.out[0] && run->step > saved && !run->damaged && (status || run->stop)) {
         struct error saving;
         if (save_checkpoint(run, &saving)) {
             fprintf(stderr, "train_gpt: %s\n", saving.text);
@@ -1342,7 +1405,7 @@ static int train(struct run *run, struct error *err)
                     run->o.out);
         }
     }
-    if (status == STATUS_OK && stop_signal) {
+    if (status == STATUS_OK && run->stop) {
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
@@ -1355,9 +1418,12 @@ static int train(struct run *run, struct error *err)
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (lock_out(run, err) || check_outputs(run, err) || (o->resume && begin_resume(run, err))) {
+    if (open_ranks(run, err) ||
+        (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
+        (o->resume && begin_resume(run, err))) {
         return err->status;
     }
+    o->out[0] = run->rank == 0 ? o->out[0] : 0; // the first rank writes
     guess_val(run);
     choose_device(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
@@ -1375,6 +1441,7 @@ static int run_training(struct run *run, struct error *err)
         .plan = &run->prepared.plan,
         .host = run->host,
         .pinned = run->prepared.problem.budget.pinned,
+        .comm = run->ranks > 1 ? run->comm : NULL,
         .chaos = (uint64_t)o->chaos,
         .pace = o->emulate[0] ? &run->prepared.costs : NULL,
         .lanes = run->planned,
@@ -1400,7 +1467,7 @@ static int run_training(struct run *run, struct error *err)
     run->peak_flops = device_matmul_rate(run->dev, 1024);
     fprintf(run->say, "matrix products: %.1f GFLOP/s (MFU is held against this)\n",
             run->peak_flops / 1e9);
-    status = train(run, err);
+    status = agree_to_train(run, err) ? err->status : train(run, err);
     if (status == STATUS_OK && run->planned) {
         log_clear_bar(&run->log);
         watch_report(&run->watch, run->say);
@@ -1440,6 +1507,10 @@ static void close_run(struct run *run)
     if (run->resumed.fd >= 0) {
         state_close(&run->resumed);
     }
+    struct error closing;
+    if (run->comm) {
+        (void)comm_close(run->comm, &closing); // what it says was said when it happened
+    }
     dir_unlock(&run->lock);
     free(run->tokens);
     free(run->targets);
@@ -1465,7 +1536,7 @@ static void wait_politely(char **argv)
 int main(int argc, char **argv)
 {
     wait_politely(argv);
-    static struct run run = {.lock.fd = -1, .resumed.fd = -1};
+    static struct run run = {.lock.fd = -1, .resumed.fd = -1, .ranks = 1};
     struct error err = {0};
     if (options_parse(&run.o, argc, argv, &err)) {
         fprintf(stderr, "train_gpt: %s\n", err.text);
@@ -1490,6 +1561,9 @@ int main(int argc, char **argv)
                                   : run_training(&run, &err);
     if (status) {
         fprintf(stderr, "train_gpt: %s\n", err.text);
+    }
+    if (run.comm && status) {
+        comm_abort(run.comm, err.text);
     }
     if (run.session && session_error(run.session)->status) {
         _exit(status); // a lane may still be at work, on memory that must not go before it
