@@ -332,8 +332,11 @@ void beat_abort(struct beat *b, const char *why)
         atomic_store(&b->failed, true);
         wake(b);
     }
-    while (!b->ended) {
-        pthread_cond_wait(&b->told, &b->lock);
+    // The thread takes a second at most, unless it is stuck in MPI.
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += 3;
+    while (!b->ended && pthread_cond_clockwait(&b->told, &b->lock, CLOCK_MONOTONIC, &until) == 0) {
     }
     pthread_mutex_unlock(&b->lock);
 }

@@ -109,7 +109,7 @@ int comm_local_ranks(const struct comm *c)
 void comm_abort(struct comm *c, const char *why)
 {
     if (c->ranks > 1) {
-        c->transport->abort(c, why);
+        c->transport->give_up(c, why);
     }
 }
 

@@ -36,7 +36,8 @@ struct comm_config {
     size_t message_bytes; // what is longer is sent in several messages. 0: 2^28; at most 2^30
     // The message names the rank that is gone, what it did last, and what this rank was doing. It
     // is for whoever owns the process to print it and end the process, by _exit: other threads are
-    // at work. Called once at most, and not after comm_abort. NULL: nothing is called.
+    // at work. It calls nothing of this header, is called once at most, and not after comm_abort.
+    // NULL: nothing is called.
     void (*gone)(void *ctx, const struct error *err);
     void *ctx;
 };
@@ -45,10 +46,10 @@ struct comm_config {
 // this build has no MPI or one that does not know of them; MPI has no threads; no memory.
 int comm_open(struct comm **out, const struct comm_config *config, struct error *err);
 
-// Called by all ranks that have not failed: waits for the others, however long their last work
-// takes. STATUS_FAIL: one of them is gone, or leaves without having done what this one has; the
-// rest of the process ends without them. After a failed call or comm_abort it waits for nobody.
-// Frees c in any case.
+// Called by all ranks that have not failed, with no other thread in a call: waits for the others,
+// however long their last work takes. STATUS_FAIL: one of them is gone, or leaves without having
+// done what this one has; the rest of the process ends without them. After a failed call or
+// comm_abort it waits for nobody. Frees c in any case.
 int comm_close(struct comm *c, struct error *err);
 
 int comm_rank(const struct comm *c);
@@ -58,7 +59,8 @@ int comm_local_rank(const struct comm *c);
 int comm_local_ranks(const struct comm *c);
 
 // Tells the other ranks that this one ends, and why (one line, without its rank): their `gone` is
-// called with that. Returns when they have been told, after a second at most. From any thread.
+// called with that, and this rank's calls fail. Returns when they have been told, or after a few
+// seconds. From any thread.
 void comm_abort(struct comm *c, const char *why);
 
 // What this rank is doing, for the message about one that is gone: both threads' texts are in it.

@@ -363,7 +363,7 @@ static int close_mpi(struct comm *c, struct error *err)
 
 static const struct transport mpi_transport = {
     .close = close_mpi,
-    .abort = give_up,
+    .give_up = give_up,
     .doing = doing,
     .all_gather = all_gather,
     .broadcast = broadcast,

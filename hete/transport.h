@@ -7,7 +7,7 @@
 // With one rank only `close` is called, and it may be that there is no table.
 struct transport {
     int (*close)(struct comm *, struct error *); // frees it
-    void (*abort)(struct comm *, const char *why);
+    void (*give_up)(struct comm *, const char *why);
     void (*doing)(struct comm *, enum comm_thread, const char *text);
     int (*all_gather)(struct comm *, const void *mine, void *all, size_t bytes, struct error *);
     int (*broadcast)(struct comm *, void *x, size_t bytes, int from, struct error *);

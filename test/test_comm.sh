@@ -113,7 +113,7 @@ for n in 2 3 4; do
 done
 tap_case '3 ranks over TCP: data' case_tcp "$seed"
 tap_case '4 ranks: barrier' case_mode 4 barrier "$seed"
-tap_case '3 ranks: long work is no death' case_mode 3 slow "$seed" 2
+tap_case '3 ranks: long work is no death' case_mode 3 slow "$seed" 1
 tap_case '2 ranks: one that was stopped for a while goes on' case_mode 2 pause "$seed" 2
 tap_case '2 ranks: one that never comes' case_late
 
