@@ -52,6 +52,7 @@ struct run {
     struct comm *comm;         // the other ranks; NULL unless training
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
     bool stop;                 // what all ranks know of a signal
+    uint64_t saved;            // step of the last checkpoint
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
     struct tokenizer *tokenizer; // NULL: tokens are printed as numbers
@@ -98,11 +99,19 @@ static void catch_signals(void)
 
 // ---- ranks --------------------------------------------------------------------------------------
 
+static void say_last_checkpoint(const struct run *run)
+{
+    if (run->o.out[0] && run->saved > 0) {
+        fprintf(stderr, "train_gpt: the last checkpoint is that of step %llu, in %s: --resume\n",
+                (unsigned long long)run->saved, run->o.out);
+    }
+}
+
 // A rank is gone: nobody waits for it. On the transport's thread.
 static void rank_is_gone(void *ctx, const struct error *err)
 {
-    (void)ctx;
     fprintf(stderr, "train_gpt: %s\n", err->text);
+    say_last_checkpoint(ctx);
     _exit(STATUS_FAIL);
 }
 
@@ -135,17 +144,23 @@ static int agree_to_stop(struct run *run, struct error *err)
 static int agree_to_train(struct run *run, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
+    static struct comm_value values[256];
     char data[32], step[32];
-    size_t length = options_save(&run->o, options, sizeof options);
+    size_t n = 0;
     snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
     snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
-    options[length < sizeof options ? length : sizeof options - 1] = 0;
-    const struct comm_value values[] = {{"version", VERSION},
-                                        {"instruction set", run->dev->isa},
-                                        {"options", options},
-                                        {"training data", data},
-                                        {"first step", step}};
-    return comm_agree(run->comm, values, sizeof values / sizeof *values, err);
+    values[n++] = (struct comm_value){"the version", VERSION};
+    values[n++] = (struct comm_value){"the instruction set", run->dev->isa};
+    options_save(&run->o, options, sizeof options);
+    char *rest = options, *line; // `name=value` each
+    while ((line = strtok_r(rest, "\n", &rest)) && n + 2 < sizeof values / sizeof *values) {
+        char *value = strchr(line, '=');
+        values[n++] = (struct comm_value){line, value ? value + 1 : ""};
+        line[value ? (size_t)(value - line) : strlen(line)] = 0;
+    }
+    values[n++] = (struct comm_value){"the training data", data};
+    values[n++] = (struct comm_value){"the first step", step};
+    return comm_agree(run->comm, values, n, err);
 }
 
 // ---- parameters, moments and files --------------------------------------------------------------
@@ -1242,6 +1257,9 @@ static int start_step(struct run *run, struct error *err)
     if (next_batch(run, err)) {
         return err->status;
     }
+    char doing[32];
+    snprintf(doing, sizeof doing, "step %llu", (unsigned long long)run->started + 1);
+    comm_doing(run->comm, COMM_MAIN, doing);
     session_start(run->session, run->tokens, run->targets, &update);
     run->started++;
     return STATUS_OK;
@@ -1357,33 +1375,25 @@ static void say_how_to_go_on(const struct run *run)
             run->o.out);
 }
 
-static void say_last_checkpoint(const struct run *run, uint64_t saved)
-{
-    if (run->o.out[0] && saved > 0) {
-        fprintf(stderr, "train_gpt: the last checkpoint is that of step %llu, in %s: --resume\n",
-                (unsigned long long)saved, run->o.out);
-    }
-}
-
 // What was trained is on the disk before anything else can go wrong: a due checkpoint comes before
 // validation and samples, and an error in a later step saves the ones that were finished.
 static int train(struct run *run, struct error *err)
 {
-    uint64_t saved = run->step;
     int status = STATUS_OK;
-    run->started = run->step;
+    run->started = run->saved = run->step;
     while (status == STATUS_OK && !(status = agree_to_stop(run, err))) {
         if (session_in_flight(run->session) > 0) {
             status = train_step(run, err);
             continue;
         }
         bool stop = run->step >= run->steps || run->stop;
-        if (run->o.out[0] && run->step > saved && (due(run, run->o.checkpoint_every) || stop)) {
+        if (run->o.out[0] && run->step > run->saved &&
+            (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
-                say_last_checkpoint(run, saved);
+                say_last_checkpoint(run);
                 return err->status;
             }
-            saved = run->step;
+            run->saved = run->step;
         }
         status = between_steps(run, err);
         if (stop || run->stop) {
@@ -1396,7 +1406,7 @@ static int train(struct run *run, struct error *err)
         struct error later;
         (void)finish_step(run, &later);
     }
-    if (run->o.out[0] && run->step > saved && !run->damaged && (status || run->stop)) {
+    if (run->o.out[0] && run->step > run->saved && !run->damaged && (status || run->stop)) {
         struct error saving;
         if (save_checkpoint(run, &saving)) {
             fprintf(stderr, "train_gpt: %s\n", saving.text);
@@ -1410,7 +1420,7 @@ static int train(struct run *run, struct error *err)
         say_how_to_go_on(run);
     }
     if (status && run->damaged) {
-        say_last_checkpoint(run, saved);
+        say_last_checkpoint(run);
     }
     return status;
 }

@@ -5,6 +5,7 @@
 #include "hete/inside.h"
 
 #include <assert.h>
+#include <stdio.h>
 
 // ---- running an operation -----------------------------------------------------------------------
 
@@ -224,6 +225,18 @@ static int share_loss(struct session *s, struct error *err)
     return comm_gather(s->config.comm, all, &(struct comm_pieces){sizeof *all, at_rank, one}, err);
 }
 
+static int tell_ranks(struct session *s, const struct graph *g, const struct op *op,
+                      struct error *err)
+{
+    char doing[64];
+    snprintf(doing, sizeof doing, "%s of unit %u, micro-batch %u", op_name(op->kind), op->unit,
+             op->micro);
+    comm_doing(s->config.comm, COMM_LANE, doing);
+    int status = op->kind == OP_REDUCE ? reduce(s, g, op, err) : share_loss(s, err);
+    comm_doing(s->config.comm, COMM_LANE, "");
+    return status;
+}
+
 // ---- clip and Adam ------------------------------------------------------------------------------
 
 // Sum of squares of a unit's gradient.
@@ -439,9 +452,8 @@ int run_op(void *ctx, const struct op *op, uint64_t step, struct error *err)
         host_adam(s, op, step);
         break;
     case OP_REDUCE:
-        return reduce(s, g, op, err);
     case OP_SHARE_LOSS:
-        return share_loss(s, err);
+        return tell_ranks(s, g, op, err);
     case OP_BARRIER:
     case OP_BEGIN:
         break; // what they wait for is all that they are
