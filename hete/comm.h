@@ -102,7 +102,9 @@ int comm_exchange(struct comm *c, void *stage, const void *x, const struct comm_
 int comm_gather(struct comm *c, void *x, const struct comm_pieces *p, struct error *err);
 
 // What comm_exchange and a sum do, by the library's own reductions: in an order that it chooses, so
-// not in general the same bits from one MPI, size or number of nodes to the next. element: 4.
+// not in general the same bits from one MPI, size or number of nodes to the next. For networks that
+// add up by themselves: on one machine Open MPI 4.1 takes 3 to 5 times as long as comm_exchange.
+// element: 4.
 //   sum = the sum over j of piece `rank` of rank j's x      sum[n[rank]], apart from x
 int comm_reduce(struct comm *c, float *sum, const float *x, const struct comm_pieces *p,
                 struct error *err);
