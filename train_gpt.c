@@ -123,6 +123,13 @@ static int open_ranks(struct run *run, struct error *err)
     }
     run->rank = (size_t)comm_rank(run->comm);
     run->ranks = (size_t)comm_ranks(run->comm);
+    if (run->ranks > 1 && run->o.device == DEVICE_CUDA) {
+        return error_set(err, STATUS_USAGE,
+                         "--device cuda with %zu ranks: GPUs do not exchange gradients yet; one "
+                         "process, or --device cpu",
+                         run->ranks);
+    }
+    run->o.device = run->ranks > 1 ? DEVICE_CPU : run->o.device;
     if (run->rank > 0 && !freopen("/dev/null", "w", stdout)) {
         return error_set(err, STATUS_FAIL, "rank %zu cannot be silenced", run->rank);
     }
@@ -1433,7 +1440,9 @@ static int run_training(struct run *run, struct error *err)
         (o->resume && begin_resume(run, err))) {
         return err->status;
     }
-    o->out[0] = run->rank == 0 ? o->out[0] : 0; // the first rank writes
+    if (run->rank > 0) { // the first one writes
+        o->out[0] = o->save_plan[0] = o->trace[0] = o->timeline[0] = 0;
+    }
     guess_val(run);
     choose_device(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
