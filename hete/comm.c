@@ -68,7 +68,7 @@ int comm_open(struct comm **out, const struct comm_config *config, struct error 
     size_t longest = (size_t)1 << 30;
     c.silence_s = c.silence_s > 0 ? c.silence_s : 20;
     c.start_s = c.start_s > 0 ? c.start_s : 120;
-    c.message_bytes = c.message_bytes ? c.message_bytes : (size_t)1 << 28;
+    c.message_bytes = c.message_bytes ? c.message_bytes : (size_t)1 << 24;
     c.message_bytes = c.message_bytes < longest ? c.message_bytes : longest;
     return comm_mpi_open(out, &c, launched, err);
 #else

@@ -33,7 +33,7 @@ struct comm_config {
     // limit of MPI's own end. 0: 20. All ranks give the same.
     double silence_s;
     double start_s;       // the limit of MPI's own start. 0: 120
-    size_t message_bytes; // what is longer is sent in several messages. 0: 2^28; at most 2^30
+    size_t message_bytes; // what is longer is sent in several messages. 0: 2^24; at most 2^30
     // The message names the rank that is gone, what it did last, and what this rank was doing. It
     // is for whoever owns the process to print it and end the process, by _exit: other threads are
     // at work. It calls nothing of this header, is called once at most, and not after comm_abort.

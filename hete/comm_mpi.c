@@ -88,11 +88,13 @@ static void limit_end(struct limit *l)
 // ---- waiting ------------------------------------------------------------------------------------
 
 // Between two looks at what is under way: soon again, then with the core left to others, then
-// asleep. MPI moves data only while somebody looks.
+// asleep, the longer the longer it lasts (a hundredth of that, to 1 ms). MPI moves data only while
+// somebody looks, so looks begin anew with every message that is done.
 static void rest(unsigned *looks)
 {
     if (++*looks > 1000) {
-        clock_sleep_until(clock_s() + 50e-6);
+        double sleep_s = 50e-6 + 0.25e-6 * (*looks - 1000);
+        clock_sleep_until(clock_s() + (sleep_s < 1e-3 ? sleep_s : 1e-3));
     } else if (*looks > 50) {
         sched_yield();
     }
