@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ORIGIN_S 5.0 // after which times are counted from a new origin: they are floats
+#define PATIENCE_S 300.0 // with a stream that does not end
+#define SPIN_S     0.02  // before the thread sleeps between questions
+#define ORIGIN_S   5.0   // after which times are counted from a new origin: they are floats
 
 // What the plan leaves free: the driver's own needs grow while kernels are loaded.
 static size_t reserve(size_t total)
@@ -169,10 +171,29 @@ static void cuda_copy_out(struct device *dev, void *host_dst, const void *device
     }
 }
 
+// Until a stream has done everything; a GPU that hangs is not waited for.
+static void settle(struct device *dev, cudaStream_t stream)
+{
+    double since = clock_s();
+    cudaError_t code;
+    while ((code = cudaStreamQuery(stream)) == cudaErrorNotReady) {
+        double waited = clock_s() - since;
+        cudaGetLastError(); // or the next launch would be blamed for it
+        if (waited > PATIENCE_S) {
+            cuda_fail(dev, "cudaStreamQuery", "the GPU has finished nothing for 300 s");
+            return;
+        }
+        if (waited > SPIN_S) {
+            clock_sleep_until(clock_s() + 50e-6);
+        }
+    }
+    cuda_ok(dev, "cudaStreamQuery", code);
+}
+
 static void cuda_sync(struct device *dev)
 {
     for (int lane = 0; lane < DEVICE_LANES && !failed(dev); lane++) {
-        DO(dev, cudaStreamSynchronize(cuda_of(dev)->stream[lane]));
+        settle(dev, cuda_of(dev)->stream[lane]);
     }
 }
 
