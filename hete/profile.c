@@ -389,7 +389,7 @@ static void run_norm(struct profile *p, size_t k)
                           lane(p, p->opt.grads + at * dtype_bytes(p->dev->dtype)), n);
 }
 
-// What the compute lane does with the global norm: fetches the sums, stores a scale.
+// What the global norm costs the compute lane: the host sees what was computed, and answers.
 static void run_clip(struct profile *p, size_t unused)
 {
     double sums[32];

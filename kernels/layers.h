@@ -120,4 +120,15 @@ struct layers {
     void (*cast)(struct device *, void *out, const float *x, size_t n);
 };
 
+// Every operation of the table, for whoever declares or lists them all.
+// clang-format off
+#define LAYER_OPS(X) \
+    X(encoder_forward) X(encoder_backward) X(encoder_decode) X(layernorm_forward) \
+    X(layernorm_backward) X(matmul_forward) X(matmul_gelu_forward) X(matmul_backward_input) \
+    X(matmul_gelu_backward_input) X(matmul_backward_weight) X(matmul_backward_weight_fp32) \
+    X(attention_forward) X(attention_backward) X(attention_decode) X(classifier) X(sumsq) \
+    X(sumsq_fp32) X(adamw) X(adamw_fp32) X(adamw_apart) X(adamw_apart_fp32) X(accumulate) \
+    X(cast)
+// clang-format on
+
 #endif

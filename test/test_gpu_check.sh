@@ -18,7 +18,8 @@ parts() {
 unknown_part() {
     local rc=0
     scripts/gpu_check.sh --sim --out "$scratch/out" nothing 2>"$scratch/err" || rc=$?
-    [ $rc -eq 2 ] && grep -q nothing "$scratch/err"
+    [ $rc -eq 2 ]
+    grep -q nothing "$scratch/err"
 }
 
 tap_case 'four parts pass' parts

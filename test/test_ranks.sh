@@ -80,12 +80,13 @@ refused() { # TEXT ARGUMENT...: of the second rank alone
         -np 1 "$bin/train_gpt" "${model[@]}" --steps 3 "${@:2}" </dev/null >"$scratch/log" 2>&1 ||
         rc=$?
     cat "$scratch/log"
-    [ $rc -ne 0 ] && [ $rc -ne 124 ]
+    [ $rc -ne 0 ]
+    [ $rc -ne 124 ]
     grep -q "$1" "$scratch/log"
 }
 
 indivisible() {
-    ! ranks 5 --steps 1
+    ranks 5 --steps 1 && return 1
     grep -q 'not a multiple of --micro-batch 2 x --seq 16 x 5 ranks = 160' "$scratch/log"
 }
 

@@ -20,30 +20,8 @@
 extern "C" {
 #endif
 // The operations of this dtype, as the table of layers.h has them.
-#define DECLARE(name) extern __typeof__(*((struct layers *)0)->name) OP(name)
-DECLARE(encoder_forward);
-DECLARE(encoder_backward);
-DECLARE(encoder_decode);
-DECLARE(layernorm_forward);
-DECLARE(layernorm_backward);
-DECLARE(matmul_forward);
-DECLARE(matmul_gelu_forward);
-DECLARE(matmul_backward_input);
-DECLARE(matmul_gelu_backward_input);
-DECLARE(matmul_backward_weight);
-DECLARE(matmul_backward_weight_fp32);
-DECLARE(attention_forward);
-DECLARE(attention_backward);
-DECLARE(attention_decode);
-DECLARE(classifier);
-DECLARE(sumsq);
-DECLARE(sumsq_fp32);
-DECLARE(adamw);
-DECLARE(adamw_fp32);
-DECLARE(adamw_apart);
-DECLARE(adamw_apart_fp32);
-DECLARE(accumulate);
-DECLARE(cast);
+#define DECLARE(name) extern __typeof__(*((struct layers *)0)->name) OP(name);
+LAYER_OPS(DECLARE)
 #undef DECLARE
 
 // Operations that are steps of others.

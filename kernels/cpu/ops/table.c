@@ -1,54 +1,8 @@
 // table.c - the layer table of one variant.
 #include "kernels/cpu/ops/ops.h"
 
-#define DECLARE(name) extern __typeof__(*((struct layers *)0)->name) OP(name)
-DECLARE(encoder_forward);
-DECLARE(encoder_backward);
-DECLARE(encoder_decode);
-DECLARE(layernorm_forward);
-DECLARE(layernorm_backward);
-DECLARE(matmul_forward);
-DECLARE(matmul_gelu_forward);
-DECLARE(matmul_backward_input);
-DECLARE(matmul_gelu_backward_input);
-DECLARE(matmul_backward_weight);
-DECLARE(matmul_backward_weight_fp32);
-DECLARE(attention_forward);
-DECLARE(attention_backward);
-DECLARE(attention_decode);
-DECLARE(classifier);
-DECLARE(sumsq);
-DECLARE(sumsq_fp32);
-DECLARE(adamw);
-DECLARE(adamw_fp32);
-DECLARE(adamw_apart);
-DECLARE(adamw_apart_fp32);
-DECLARE(accumulate);
-DECLARE(cast);
+#define DECLARE(name) extern __typeof__(*((struct layers *)0)->name) OP(name);
+LAYER_OPS(DECLARE)
 
-#define ENTRY(name) .name = OP(name)
-const struct layers OP(layers) = {
-    ENTRY(encoder_forward),
-    ENTRY(encoder_backward),
-    ENTRY(encoder_decode),
-    ENTRY(layernorm_forward),
-    ENTRY(layernorm_backward),
-    ENTRY(matmul_forward),
-    ENTRY(matmul_gelu_forward),
-    ENTRY(matmul_backward_input),
-    ENTRY(matmul_gelu_backward_input),
-    ENTRY(matmul_backward_weight),
-    ENTRY(matmul_backward_weight_fp32),
-    ENTRY(attention_forward),
-    ENTRY(attention_backward),
-    ENTRY(attention_decode),
-    ENTRY(classifier),
-    ENTRY(sumsq),
-    ENTRY(sumsq_fp32),
-    ENTRY(adamw),
-    ENTRY(adamw_fp32),
-    ENTRY(adamw_apart),
-    ENTRY(adamw_apart_fp32),
-    ENTRY(accumulate),
-    ENTRY(cast),
-};
+#define ENTRY(name) .name = OP(name),
+const struct layers OP(layers) = {LAYER_OPS(ENTRY)};
