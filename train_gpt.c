@@ -783,8 +783,8 @@ static int make_plan(struct run *run, struct error *err)
         return err->status;
     }
     // Each rank has measured its own costs, and may have found another plan.
-    if (run->comm && (comm_broadcast(run->comm, &p->plan, sizeof p->plan, err) ||
-                      comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, err))) {
+    if (run->comm && (comm_broadcast(run->comm, &p->plan, sizeof p->plan, 0, err) ||
+                      comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, 0, err))) {
         return err->status;
     }
     run->B = p->plan.B;

@@ -138,9 +138,9 @@ int comm_all_gather(struct comm *c, const void *mine, void *all, size_t bytes, s
     return STATUS_OK;
 }
 
-int comm_broadcast(struct comm *c, void *x, size_t bytes, struct error *err)
+int comm_broadcast(struct comm *c, void *x, size_t bytes, int from, struct error *err)
 {
-    return c->ranks > 1 ? c->transport->broadcast(c, x, bytes, 0, err) : STATUS_OK;
+    return c->ranks > 1 ? c->transport->broadcast(c, x, bytes, from, err) : STATUS_OK;
 }
 
 int comm_barrier(struct comm *c, struct error *err)
@@ -312,9 +312,28 @@ int comm_exchange(struct comm *c, void *stage, const void *x, const struct comm_
     return STATUS_OK;
 }
 
-int comm_gather(struct comm *c, void *x, const struct comm_pieces *p, struct error *err)
+int comm_gather(struct comm *c, void *x, const void *mine, const struct comm_pieces *p,
+                struct error *err)
 {
-    return c->ranks > 1 ? c->transport->gather(c, x, p, err) : STATUS_OK;
+    char *place = (char *)x + p->first[c->rank] * p->element;
+    if (c->ranks > 1) {
+        return c->transport->gather(c, x, mine, p, err);
+    }
+    if (mine != place) {
+        copy(place, mine, p->n[0] * p->element);
+    }
+    return STATUS_OK;
+}
+
+int comm_share(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
+{
+    if (c->ranks > 1) {
+        return c->transport->share(c, mine, all, bytes, err);
+    }
+    if (mine != all) {
+        copy(all, mine, bytes);
+    }
+    return STATUS_OK;
 }
 
 int comm_reduce(struct comm *c, float *sum, const float *x, const struct comm_pieces *p,

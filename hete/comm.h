@@ -72,8 +72,8 @@ void comm_doing(struct comm *c, enum comm_thread thread, const char *text);
 
 // mine[bytes] of every rank into all[ranks][bytes], in rank order.
 int comm_all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err);
-// x[bytes] of rank 0 into everybody's.
-int comm_broadcast(struct comm *c, void *x, size_t bytes, struct error *err);
+// x[bytes] of rank `from` into everybody's.
+int comm_broadcast(struct comm *c, void *x, size_t bytes, int from, struct error *err);
 int comm_barrier(struct comm *c, struct error *err);
 
 struct comm_value {
@@ -98,8 +98,14 @@ struct comm_pieces {
 int comm_exchange(struct comm *c, void *stage, const void *x, const struct comm_pieces *p,
                   struct error *err);
 
-// Everybody gets all pieces: piece i of x comes from rank i's. In place; gaps stay as they are.
-int comm_gather(struct comm *c, void *x, const struct comm_pieces *p, struct error *err);
+// Everybody gets all pieces: piece i of x comes from rank i's `mine`, which may be its place in x.
+// Gaps stay as they are.
+int comm_gather(struct comm *c, void *x, const void *mine, const struct comm_pieces *p,
+                struct error *err);
+
+// mine[bytes] of every rank into all[ranks][bytes], in rank order; a few kilobytes of host memory
+// each. mine may be its place in all.
+int comm_share(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err);
 
 // What comm_exchange and a sum do, by the library's own reductions: in an order that it chooses, so
 // not in general the same bits from one MPI, size or number of nodes to the next. For networks that

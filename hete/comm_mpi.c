@@ -131,17 +131,25 @@ static size_t shorter(const struct mpi *m, size_t bytes)
 
 // ---- the main thread ----------------------------------------------------------------------------
 
-static int all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
+// Of rank i into all[i], also where `mine` is there already.
+static int gather_small(struct mpi *m, MPI_Comm comm, enum comm_thread thread, const void *mine,
+                        void *all, size_t bytes, struct error *err)
 {
-    struct mpi *m = (struct mpi *)c;
     MPI_Request request;
     if (bytes > INT_MAX) {
         return error_set(err, STATUS_FAIL, "all_gather of %zu bytes: for small things", bytes);
     }
-    beat_begin(m->beat, COMM_MAIN);
+    beat_begin(m->beat, thread);
+    const void *from = mine == (char *)all + (size_t)m->comm.rank * bytes ? MPI_IN_PLACE : mine;
     int code =
-        MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, m->main, &request);
+        MPI_Iallgather(from, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm, &request);
     return begun(m, code, &request, "all-gather", err);
+}
+
+static int all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
+{
+    struct mpi *m = (struct mpi *)c;
+    return gather_small(m, m->main, COMM_MAIN, mine, all, bytes, err);
 }
 
 static int broadcast(struct comm *c, void *x, size_t bytes, int from, struct error *err)
@@ -277,12 +285,24 @@ static int exchange(struct comm *c, void *stage, const void *x, const struct com
     return run_flows((struct mpi *)c, &in, &out, err);
 }
 
-static int gather(struct comm *c, void *x, const struct comm_pieces *p, struct error *err)
+static int gather(struct comm *c, void *x, const void *mine, const struct comm_pieces *p,
+                  struct error *err)
 {
     struct flow in = {.comm = c, .place = gather_place, .x = x, .p = p, .round = 1};
     struct flow out = in;
     out.sends = true;
+    size_t bytes;
+    char *own = piece(&in, c->rank, &bytes);
+    if (bytes > 0 && own != mine) {
+        memcpy(own, mine, bytes);
+    }
     return run_flows((struct mpi *)c, &in, &out, err);
+}
+
+static int share(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
+{
+    struct mpi *m = (struct mpi *)c;
+    return gather_small(m, m->lane, COMM_LANE, mine, all, bytes, err);
 }
 
 // One reduction for each piece, rooted where the piece belongs, some at once: as many bytes as a
@@ -372,6 +392,7 @@ static const struct transport mpi_transport = {
     .barrier = barrier,
     .exchange = exchange,
     .gather = gather,
+    .share = share,
     .reduce = reduce,
 };
 

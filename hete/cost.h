@@ -9,6 +9,9 @@ struct costs {
     // Compute lane, seconds per operation: [0] unit 0, [1] a block.
     double call[CALLS][2];
     double accumulate[2], norm[2], adam[2], clip;
+    // Comm lane, seconds per operation on a whole unit: the reduce-scatter in rank order with its
+    // sum, the all-gather of a parameter's or gradient's pieces; losses and norms of all ranks.
+    double scatter[2], gather[2], share;
     // Host lane, seconds per element of the unit, while copies run.
     double host_adam, host_speculate, host_accumulate, host_norm;
     struct device_link link;

@@ -197,7 +197,7 @@ static int reduce(struct session *s, const struct graph *g, const struct op *op,
     if (n) {
         f->cast(s->dev, grads + first * elem_bytes(s), sum, n);
     }
-    return comm_gather(s->config.comm, grads, &pieces, err);
+    return comm_gather(s->config.comm, grads, grads + first * elem_bytes(s), &pieces, err);
 }
 
 // Sum of the losses of this rank's part of a step.

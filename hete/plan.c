@@ -20,6 +20,7 @@ void plan_resident(struct plan *plan, const struct model *model, size_t B, size_
                           .B = B,
                           .T = T,
                           .micro_batches = micro_batches,
+                          .ranks = 1,
                           .hold_updates = hold_updates,
                           .grad_buffers = micro_batches > 1,
                           .slices = 1};

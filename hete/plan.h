@@ -8,6 +8,17 @@
 //   optimizer    on the device           | on the host: gradient out, CPU Adam, parameters in
 //
 // Unit 0 (embedding and head) is always resident; where its optimizer is, is decided too.
+//
+// With several ranks there is one decision more: a unit's optimizer state is sharded, a piece
+// (step_piece) of it on each rank, or the same on all. Sharded, its gradient is reduce-scattered,
+// each rank updates its piece, and before use the pieces of its parameters are gathered: resident
+// ones once a step, streamed ones into their slot. A host optimizer and streaming imply it; a
+// streamed unit whose optimizer is on the device has its piece of the parameters there, too.
+//
+//                 device, resident   sharded, resident   sharded, streamed   host (always sharded)
+//   ZeRO stage    0                  1 and 2             3                   2, streamed: 3
+//
+// 1 and 2 differ nowhere: a gradient is cut to the rank's piece as soon as it is complete.
 #ifndef HETE_PLAN_H
 #define HETE_PLAN_H
 
@@ -22,19 +33,21 @@
 
 struct unit_plan {
     bool recompute; // unit 0: never
-    bool stream;    // unit 0: never; implies host_optimizer
+    bool stream;    // unit 0: never; implies host_optimizer or, with several ranks, shard
     bool host_optimizer;
+    bool shard; // with one rank never; with several implied by host_optimizer and by stream
 };
 
 static inline bool unit_plan_same(const struct unit_plan *x, const struct unit_plan *y)
 {
     return x->recompute == y->recompute && x->stream == y->stream &&
-           x->host_optimizer == y->host_optimizer;
+           x->host_optimizer == y->host_optimizer && x->shard == y->shard;
 }
 
 struct plan {
     char policy[32];
-    size_t units, B, T, micro_batches;
+    size_t units, B, T, micro_batches; // of one rank
+    size_t ranks;
     bool hold_updates; // no update before the global norm is known (clip, guard, outliers)
     struct unit_plan unit[PLAN_UNITS_MAX];
     size_t slots;        // for streamed units; 0 if there are none
@@ -59,7 +72,8 @@ struct budget {
 struct plan_problem {
     const struct model *model;
     enum dtype dtype;
-    size_t B, T, micro_batches;
+    size_t B, T, micro_batches; // of one rank
+    size_t ranks;               // 0: 1
     bool hold_updates;
     bool speculate;            // plans may: only auto does
     const struct costs *costs; // of this model, dtype and micro-batch

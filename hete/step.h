@@ -55,7 +55,7 @@ struct step_shape {
     const struct model *model;
     enum dtype dtype;
     size_t B, T, micro_batches; // of one rank
-    size_t ranks;
+    size_t ranks, rank;         // rank: which of them this is; plans are the same for all
     bool train;
     struct unit_bytes bytes;
 };

@@ -14,7 +14,9 @@ struct transport {
     int (*barrier)(struct comm *, struct error *);
     int (*exchange)(struct comm *, void *stage, const void *x, const struct comm_pieces *,
                     struct error *);
-    int (*gather)(struct comm *, void *x, const struct comm_pieces *, struct error *);
+    int (*gather)(struct comm *, void *x, const void *mine, const struct comm_pieces *,
+                  struct error *);
+    int (*share)(struct comm *, const void *mine, void *all, size_t bytes, struct error *);
     int (*reduce)(struct comm *, float *sum, const float *x, const struct comm_pieces *,
                   struct error *);
 };

@@ -135,14 +135,20 @@ static void one_gather(uint64_t *state)
     size_t e = c.p.element;
     unsigned char *x = memory(c.total * e + GUARD), *expected = memory(c.total * e + GUARD);
     fill(x, c.total * e + GUARD, what, rank);
+    unsigned char *own = x + c.first[rank] * e, *mine = memory(c.n[rank] * e + 1);
+    memcpy(mine, own, c.n[rank] * e);
+    if (what % 2) { // the piece comes from elsewhere
+        memset(own, 0, c.n[rank] * e);
+    }
     memcpy(expected, x, c.total * e + GUARD);
     for (int j = 0; j < ranks; j++) {
         for (size_t i = c.first[j] * e; i < (c.first[j] + c.n[j]) * e; i++) {
             expected[i] = byte_of(what, j, i);
         }
     }
-    check_status(comm_gather(comm, x, &c.p, &err), &err);
+    check_status(comm_gather(comm, x, what % 2 ? mine : own, &c.p, &err), &err);
     check(memcmp(x, expected, c.total * e + GUARD) == 0, "gather: wrong", c.total);
+    free(mine);
     free(expected);
     free(x);
 }
@@ -151,6 +157,22 @@ static void one_gather(uint64_t *state)
 static float number_of(uint64_t what, int of, size_t at)
 {
     return (float)byte_of(what, of, at) - 100;
+}
+
+static void one_share(uint64_t *state)
+{
+    struct error err;
+    uint64_t what = draw(state);
+    size_t bytes = 8 * (1 + draw(state) % 400);
+    unsigned char *all = memory(bytes * (size_t)ranks), *mine = memory(bytes);
+    unsigned char *from = what % 2 ? mine : all + (size_t)rank * bytes;
+    fill(from, bytes, what, rank);
+    check_status(comm_share(comm, from, all, bytes, &err), &err);
+    for (int j = 0; j < ranks; j++) {
+        check_bytes(all + (size_t)j * bytes, bytes, what, j, 0, "share: wrong");
+    }
+    free(mine);
+    free(all);
 }
 
 static void one_reduce(uint64_t *state)
@@ -191,12 +213,15 @@ static void *lane_main(void *arg)
     for (int i = 0; i < 60; i++) {
         comm_doing(comm, COMM_LANE, i % 2 ? "odd" : "even");
         dawdle(&own);
-        switch (draw(&state) % 3) {
+        switch (draw(&state) % 4) {
         case 0:
             one_exchange(&state);
             break;
         case 1:
             one_gather(&state);
+            break;
+        case 2:
+            one_share(&state);
             break;
         default:
             one_reduce(&state);
@@ -220,7 +245,7 @@ static void one_small(uint64_t *state)
             check_bytes(all + (size_t)j * bytes, bytes, what, j, 0, "all_gather: wrong");
         }
     } else if (kind == 1) {
-        check_status(comm_broadcast(comm, mine, bytes, &err), &err);
+        check_status(comm_broadcast(comm, mine, bytes, 0, &err), &err);
         check_bytes(mine, bytes, what, 0, 0, "broadcast: wrong");
     } else {
         check_status(comm_barrier(comm, &err), &err);
@@ -446,7 +471,7 @@ static void mode_large(void)
         }
     }
     munmap(stage, stage_bytes);
-    check_status(comm_gather(comm, x, &p, &err), &err);
+    check_status(comm_gather(comm, x, x + first[rank], &p, &err), &err);
     for (size_t i = 0; i < bytes; i += 65521) {
         check(x[i] == byte_of(seed, 0, i), "gather: wrong", i);
     }
@@ -470,7 +495,7 @@ static void mode_bench(void)
             check_status(comm_barrier(comm, &err), &err);
             double t = clock_s();
             check_status(i % 3 == 0   ? comm_exchange(comm, stage, x, &p, &err)
-                         : i % 3 == 1 ? comm_gather(comm, x, &p, &err)
+                         : i % 3 == 1 ? comm_gather(comm, x, x + first[rank], &p, &err)
                                       : comm_reduce(comm, stage, x, &p, &err),
                          &err);
             t = clock_s() - t;
