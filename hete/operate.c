@@ -216,13 +216,9 @@ static double sum_of_losses(const struct session *s)
 static int share_loss(struct session *s, struct error *err)
 {
     double *all = (double *)at(s, BUF_RANK_LOSSES, 0);
-    size_t rank = (size_t)comm_rank(s->config.comm), at_rank[ranks(s)], one[ranks(s)];
-    for (size_t r = 0; r < ranks(s); r++) {
-        at_rank[r] = r;
-        one[r] = 1;
-    }
+    size_t rank = (size_t)comm_rank(s->config.comm);
     all[rank] = sum_of_losses(s);
-    return comm_gather(s->config.comm, all, &(struct comm_pieces){sizeof *all, at_rank, one}, err);
+    return comm_share(s->config.comm, all + rank, all, sizeof *all, err);
 }
 
 static int tell_ranks(struct session *s, const struct graph *g, const struct op *op,
