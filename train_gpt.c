@@ -12,6 +12,7 @@
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "hete/comm.h"
+#include "hete/cores.h"
 #include "hete/generate.h"
 #include "hete/prepare.h"
 #include "hete/recipe.h"
@@ -132,6 +133,28 @@ static int open_ranks(struct run *run, struct error *err)
     run->o.device = run->ranks > 1 ? DEVICE_CPU : run->o.device;
     if (run->rank > 0 && !freopen("/dev/null", "w", stdout)) {
         return error_set(err, STATUS_FAIL, "rank %zu cannot be silenced", run->rank);
+    }
+    return STATUS_OK;
+}
+
+// Before anything computes: how many threads that is to be follows from the cores.
+static int take_cores(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    struct cores cores;
+    if (run->ranks == 1) {
+        return STATUS_OK;
+    }
+    if (cores_take(&cores, run->comm, err)) {
+        return err->status;
+    }
+    fprintf(run->say, "cores: %s\n", cores.summary);
+    if (cores.warning[0] && run->rank == 0) {
+        fprintf(stderr, "warning: %s\n", cores.warning);
+    }
+    if (!getenv("OMP_NUM_THREADS")) {
+        o->threads = o->threads ? o->threads : (int64_t)cores.threads;
+        o->host_threads = o->host_threads ? o->host_threads : (int64_t)cores.threads;
     }
     return STATUS_OK;
 }
@@ -1435,7 +1458,7 @@ static int train(struct run *run, struct error *err)
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (open_ranks(run, err) ||
+    if (open_ranks(run, err) || take_cores(run, err) ||
         (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
         (o->resume && begin_resume(run, err))) {
         return err->status;
