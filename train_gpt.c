@@ -11,6 +11,7 @@
 #include "data/options.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
+#include "hete/build.h"
 #include "hete/comm.h"
 #include "hete/cores.h"
 #include "hete/generate.h"
@@ -31,6 +32,8 @@
 #include <unistd.h>
 
 #define VERSION "0.1"
+
+#define AGREED_MAX ((size_t)256) // values that ranks compare
 
 // A run stops when this many updates in a row were skipped because the norm was not finite.
 #define MAX_BAD_STEPS 10
@@ -170,27 +173,65 @@ static int agree_to_stop(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
-// What has to be the same everywhere, or the sums would be of different things.
-static int agree_to_train(struct run *run, struct error *err)
+// Options, as lines `name=value`, and what else is in `values` already.
+static int agree_with_options(struct run *run, char *options, struct comm_value *values, size_t n,
+                              struct error *err)
 {
-    static char options[OPTIONS_SAVED_MAX];
-    static struct comm_value values[256];
-    char data[32], step[32];
-    size_t n = 0;
-    snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
-    snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
-    values[n++] = (struct comm_value){"the version", VERSION};
-    values[n++] = (struct comm_value){"the instruction set", run->dev->isa};
-    options_save(&run->o, options, sizeof options);
-    char *rest = options, *line; // `name=value` each
-    while ((line = strtok_r(rest, "\n", &rest)) && n + 2 < sizeof values / sizeof *values) {
+    char *line;
+    while ((line = strtok_r(options, "\n", &options)) && n < AGREED_MAX) {
         char *value = strchr(line, '=');
         values[n++] = (struct comm_value){line, value ? value + 1 : ""};
         line[value ? (size_t)(value - line) : strlen(line)] = 0;
     }
-    values[n++] = (struct comm_value){"the training data", data};
-    values[n++] = (struct comm_value){"the first step", step};
     return comm_agree(run->comm, values, n, err);
+}
+
+// Before anything is done together, or a rank would wait for what others have not been told to do.
+static int agree_to_start(struct run *run, struct error *err)
+{
+    static char options[OPTIONS_ALIKE_MAX];
+    static struct comm_value values[AGREED_MAX];
+    char build[256];
+    build_identity(build, sizeof build);
+    values[0] = (struct comm_value){"the version", VERSION};
+    values[1] = (struct comm_value){"the build", build};
+    options_alike(&run->o, options, sizeof options);
+    return agree_with_options(run, options, values, 2, err);
+}
+
+// A file of the same name may hold another plan elsewhere.
+static int agree_on_plan(struct run *run, struct error *err)
+{
+    char *text;
+    size_t bytes;
+    if (plan_text(&run->prepared.plan, &text, &bytes, err)) {
+        return err->status;
+    }
+    for (char *end = text; (end = strchr(end, '\n'));) {
+        *end = ',';
+    }
+    struct comm_value value = {"the plan", text};
+    int status = comm_agree(run->comm, &value, 1, err);
+    free(text);
+    return status;
+}
+
+// What has to be the same everywhere, or the sums would be of different things.
+static int agree_to_train(struct run *run, struct error *err)
+{
+    static char options[OPTIONS_SAVED_MAX];
+    static struct comm_value values[AGREED_MAX];
+    char data[32], step[32], graph[32];
+    snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
+    snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
+    snprintf(graph, sizeof graph, "%016llx",
+             (unsigned long long)graph_hash(session_graph(run->session)));
+    values[0] = (struct comm_value){"the instruction set", run->dev->isa};
+    values[1] = (struct comm_value){"the training data", data};
+    values[2] = (struct comm_value){"the first step", step};
+    values[3] = (struct comm_value){"the operations of a step", graph};
+    options_save(&run->o, options, sizeof options);
+    return agree_with_options(run, options, values, 4, err);
 }
 
 // ---- parameters, moments and files --------------------------------------------------------------
@@ -803,6 +844,9 @@ static int make_plan(struct run *run, struct error *err)
     struct prepare_config config = prepare_config(run);
     run->planned = wants_plan(&run->o) || run->o.device == DEVICE_CUDA;
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
+        return err->status;
+    }
+    if (run->comm && run->o.plan[0] && agree_on_plan(run, err)) {
         return err->status;
     }
     // Each rank has measured its own costs, and may have found another plan.
@@ -1458,7 +1502,7 @@ static int train(struct run *run, struct error *err)
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (open_ranks(run, err) || take_cores(run, err) ||
+    if (open_ranks(run, err) || agree_to_start(run, err) || take_cores(run, err) ||
         (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
         (o->resume && begin_resume(run, err))) {
         return err->status;
