@@ -857,7 +857,7 @@ static int make_plan(struct run *run, struct error *err)
     run->B = p->plan.B;
     run->micro_batches = p->plan.micro_batches;
     run->o.micro_batch = (int64_t)run->B;
-    if (run->o.save_plan[0] && plan_write(&p->plan, run->o.save_plan, err)) {
+    if (run->rank == 0 && run->o.save_plan[0] && plan_write(&p->plan, run->o.save_plan, err)) {
         return err->status;
     }
     return STATUS_OK;
@@ -1499,6 +1499,17 @@ static int train(struct run *run, struct error *err)
     return status;
 }
 
+// The other ranks have nothing to wait for once their times are with the first one.
+static int draw(struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    if (run->ranks > 1 && o->trace[0] && watch_gather(&run->watch, run->session, run->comm, err)) {
+        return err->status;
+    }
+    return run->rank > 0 ? STATUS_OK
+                         : watch_draw(&run->watch, run->session, o->trace, o->timeline, err);
+}
+
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
@@ -1508,7 +1519,7 @@ static int run_training(struct run *run, struct error *err)
         return err->status;
     }
     if (run->rank > 0) { // the first one writes
-        o->out[0] = o->save_plan[0] = o->trace[0] = o->timeline[0] = 0;
+        o->out[0] = 0;
     }
     guess_val(run);
     choose_device(run);
@@ -1557,7 +1568,7 @@ static int run_training(struct run *run, struct error *err)
     if (status == STATUS_OK && run->planned) {
         log_clear_bar(&run->log);
         watch_report(&run->watch, run->say);
-        status = watch_draw(&run->watch, run->session, o->trace, o->timeline, err);
+        status = draw(run, err);
     }
     struct error closing;
     int closed = log_close(&run->log, &closing);
