@@ -97,6 +97,7 @@ static void catch_signals(void)
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL); // mpirun forwards this one at once, those never in time
     signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of write(), not a death
     signal(SIGPIPE, SIG_IGN);
 }

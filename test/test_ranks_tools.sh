@@ -107,4 +107,99 @@ case_a_trace_that_cannot_be_written() {
     fails compgen -G "$scratch/*.tmp"
 }
 
+# ---- scripts ------------------------------------------------------------------------------------
+
+case_run_node_trains_and_a_signal_saves_a_checkpoint() {
+    local script rc=0 last
+    export RANKS=2 TRAIN_GPT=$bin/train_gpt MPIRUN_OPTIONS=--oversubscribe
+    timeout -k 5 100 scripts/run_node.sh "${model[@]}" --steps 3 --out "$scratch/three" \
+        >"$scratch/log" 2>&1
+    [ "$(losses "$scratch/three/metrics.jsonl" | wc -l)" -eq 3 ]
+    grep -q '^cores: 2 ranks' "$scratch/log"
+
+    scripts/run_node.sh "${model[@]}" --steps 100000 --out "$scratch/out" >"$scratch/log" 2>&1 &
+    script=$!
+    until_true grep '"step"' "$scratch/out/metrics.jsonl"
+    kill -TERM $script
+    wait $script || rc=$?
+    tail -n 3 "$scratch/log"
+    [ "$rc" -eq $((128 + 10)) ]
+    grep -aq 'stopped by a signal after step' "$scratch/log"
+    last=$(find "$scratch/out" -name 'DONE_*')
+    [ -e "$scratch/out/state_${last##*_}.bin" ]
+}
+
+case_run_node_without_a_number_of_ranks() {
+    local line
+    mkdir "$scratch/bin"
+    printf '#!/bin/sh\necho "GPU 0: x"; echo "GPU 1: x"; echo "GPU 2: x"\n' \
+        >"$scratch/bin/nvidia-smi"
+    chmod +x "$scratch/bin/nvidia-smi"
+    line=$(PATH=$scratch/bin:$PATH DRY_RUN=1 scripts/run_node.sh --out 'a b')
+    [ "$line" = 'mpirun -np 3 --bind-to none ./train_gpt --out a\ b ' ]
+}
+
+# This machine twice; the slots of all lines are counted.
+case_run_nodes() {
+    local line
+    refused_by_run_nodes ''
+    refused_by_run_nodes "$scratch/none"
+    printf '# two\nnode1 slots=8\nnode2   max_slots=9 slots=4 # more\n\nnode3\n' \
+        >"$scratch/hosts"
+    line=$(HOSTS=$scratch/hosts INTERFACE=ib0 OMP_NUM_THREADS=7 DRY_RUN=1 TRAIN_GPT=/opt/train_gpt \
+        scripts/run_nodes.sh -n 5)
+    echo "$line"
+    [[ $line == "mpirun -np 13 --bind-to none --hostfile $scratch/hosts --map-by slot \
+--mca btl_tcp_if_include ib0"*' -x OMP_NUM_THREADS '*'/opt/train_gpt -n 5 ' ]]
+
+    echo 'localhost slots=2' >"$scratch/hosts"
+    HOSTS=$scratch/hosts TRAIN_GPT=$bin/train_gpt MPIRUN_OPTIONS=--oversubscribe timeout -k 5 100 \
+        scripts/run_nodes.sh "${model[@]}" --steps 3 --out "$scratch/out" >"$scratch/log" 2>&1
+    [ "$(losses "$scratch/out/metrics.jsonl" | wc -l)" -eq 3 ]
+}
+refused_by_run_nodes() {
+    local rc=0
+    HOSTS=$1 scripts/run_nodes.sh >"$scratch/log" 2>&1 || rc=$?
+    [ "$rc" -eq 2 ]
+    grep -q "HOSTS='$1' is no file" "$scratch/log"
+}
+
+# slurm STATUS ARGUMENT...: the job's script, with an srun that runs one task and ends with STATUS
+slurm() {
+    mkdir -p "$scratch/bin"
+    cat >"$scratch/bin/srun" <<'END'
+#!/usr/bin/env bash
+printf '%q ' srun "$@" >"$scratch/srun"
+while [[ $1 == --* ]]; do shift; done
+SLURM_PROCID=5 SLURM_NTASKS=16 SLURM_LOCALID=1 "$@"
+exit "$srun_status"
+END
+    printf '#!/bin/sh\necho "$@" >"$scratch/scontrol"\n' >"$scratch/bin/scontrol"
+    cat >"$scratch/bin/trainer" <<'END'
+#!/bin/sh
+echo "rank ${RANK-} of ${WORLD_SIZE-}, ${LOCAL_RANK-} here: $*" >"$scratch/task"
+END
+    chmod +x "$scratch"/bin/*
+    srun_status=$1 PATH=$scratch/bin:$PATH SLURM_JOB_ID=77 SLURM_CPUS_PER_TASK=3 \
+        SLURM_SUBMIT_DIR=$scratch TRAIN_GPT=trainer bash scripts/run_slurm.sbatch "${@:2}"
+}
+
+case_run_slurm() {
+    local rc=0
+    export scratch
+    slurm 0 --out 'a b'
+    [ "$(cat "$scratch/srun")" = 'srun --cpus-per-task=3 --mpi=pmix trainer --out a\ b -y 1 ' ]
+    [ "$(cat "$scratch/task")" = 'rank  of ,  here: --out a b -y 1' ]
+    [ ! -e "$scratch/scontrol" ]
+    LAUNCH='env' slurm 1 --out x || rc=$?
+    [ "$rc" -eq 1 ] # an error does not go back into the queue
+    [ "$(cat "$scratch/task")" = 'rank 5 of 16, 1 here: --out x -y 1' ]
+    [ ! -e "$scratch/scontrol" ]
+    slurm 143 --out x # the signal before the end of the time
+    [ "$(cat "$scratch/scontrol")" = 'requeue 77' ]
+    rc=0
+    LAUNCH='what' slurm 0 || rc=$?
+    [ "$rc" -eq 2 ]
+}
+
 run_cases

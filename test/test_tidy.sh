@@ -258,7 +258,7 @@ done
 
 if command -v shellcheck >/dev/null; then
     # shellcheck disable=SC2046 # names of ours hold no spaces
-    tap_case shellcheck shellcheck -S warning -x $(ours '*.sh' .ci/run)
+    tap_case shellcheck shellcheck -S warning -x $(ours '*.sh' '*.sbatch' .ci/run)
 else
     tap_skip shellcheck 'shellcheck is not installed (scripts/install_deps.sh ci)'
 fi
