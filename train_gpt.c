@@ -98,7 +98,7 @@ static void catch_signals(void)
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL); // mpirun forwards this one at once, those never in time
-    signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of write(), not a death
+    signal(SIGXFSZ, SIG_IGN);          // a file size limit is an error of write(), not a death
     signal(SIGPIPE, SIG_IGN);
 }
 
@@ -1050,7 +1050,8 @@ static int check_lanes(struct run *run, struct error *err)
 
 static bool print_token(void *ctx, int32_t token)
 {
-    const struct run *run = ctx;
+    struct run *run = ctx;
+    struct error unused; // that ranks are gone ends the program elsewhere
     size_t len;
     const unsigned char *text =
         run->tokenizer ? tokenizer_decode(run->tokenizer, (uint32_t)token, &len) : NULL;
@@ -1063,7 +1064,7 @@ static bool print_token(void *ctx, int32_t token)
         fprintf(run->say, "%d ", token);
     }
     fflush(run->say);
-    return !stop_signal;
+    return run->comm ? agree_to_stop(run, &unused) == STATUS_OK && !run->stop : !stop_signal;
 }
 
 // The prompt as tokens; end-of-text where there is none, or before one where nothing else is.
@@ -1225,7 +1226,7 @@ static int evaluate(struct run *run, struct error *err)
     int status = tokens && targets && losses && mask
                      ? STATUS_OK
                      : error_set(err, STATUS_FAIL, "no memory for --eval rows of %zu tokens", T);
-    for (size_t e = 0; status == STATUS_OK && e < examples && !stop_signal; e++) {
+    for (size_t e = 0; status == STATUS_OK && e < examples && !run->stop; e++) {
         int label = evalset_rows(run->evalset, e, tokens, targets, mask);
         for (size_t r = 0; r < rows; r += run->B) {
             size_t n = rows - r < run->B ? rows - r : run->B;
@@ -1235,13 +1236,13 @@ static int evaluate(struct run *run, struct error *err)
             memcpy(losses + r * T, run->losses, n * T * sizeof *losses);
         }
         right += evalset_choice(losses, mask, T) == label;
-        status = check_lanes(run, err);
+        status = check_lanes(run, err) || agree_to_stop(run, err) ? err->status : STATUS_OK;
     }
     free(tokens);
     free(targets);
     free(losses);
     free(mask);
-    return status || stop_signal
+    return status || run->stop
                ? status
                : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
                           (double)right / (double)examples, err);

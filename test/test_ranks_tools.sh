@@ -47,8 +47,8 @@ list_of() {
 case_fewer_cores_than_ranks() {
     local core
     core=$(list_of "$(cores_of $$)" | head -n 1)
-    launch -np 3 --bind-to none taskset -c "$core" "$bin/train_gpt" "${model[@]}" -d 96 --threads 0 \
-        --host-threads 0 --steps 2 >"$scratch/log" 2>&1
+    launch -np 3 --bind-to none taskset -c "$core" "$bin/train_gpt" "${model[@]}" -d 96 \
+        --threads 0 --host-threads 0 --steps 2 >"$scratch/log" 2>&1
     grep 'device:' "$scratch/log"
     grep -q '^warning: 3 ranks share 1 core of this machine' "$scratch/log"
     [ "$(grep -c warning "$scratch/log")" -eq 1 ]
