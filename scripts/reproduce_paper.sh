@@ -15,7 +15,8 @@
 # which more than 1% of the operations ended late says nothing: it is repeated up to twice while
 # there is time, and marked if it stays void. Use a machine that does nothing else.
 #
-# Leaves in out/paper (out/paper-N with several ranks): results.tsv, simulated.tsv, table.txt (also printed), speedup.svg, the logs
+# Leaves in out/paper (several ranks: out/paper-N): results.tsv, simulated.tsv, table.txt (also
+# printed), speedup.svg, the logs
 # and plans. Exit status 1: predictions are off by more than 5% (median) or 10% (worst), or a run
 # is void or failed. How the speed-ups compare to the paper's is a finding and changes nothing.
 set -eu
@@ -154,7 +155,7 @@ all_runs() {
     done
 }
 
-# Appends `run seconds` of a step to "$out"/expected; a policy that does not fit has none.
+# Appends `run seconds` of a step to $out/expected; a policy that does not fit has none.
 expect() { # MODEL
     local mode policy
     for mode in unguarded clip; do
