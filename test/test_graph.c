@@ -141,6 +141,101 @@ static void test_link(void **state)
 }
 
 // By hand: a write waits for the reads since the write before, and not for that write as well.
+// The same list in memory whose bytes between the fields are others. Only for its hash.
+static void copy_list(struct graph *copy, const struct graph *g, int fill)
+{
+    *copy = *g;
+    copy->ops = test_alloc(g->n_ops + 1, sizeof *g->ops);
+    copy->accesses = test_alloc(g->n_accesses + 1, sizeof *g->accesses);
+    memset(copy->ops, fill, g->n_ops * sizeof *g->ops);
+    memset(copy->accesses, fill, g->n_accesses * sizeof *g->accesses);
+    for (size_t i = 0; i < g->n_ops; i++) {
+        struct op *to = copy->ops + i;
+        const struct op *from = g->ops + i;
+        to->kind = from->kind;
+        to->lane = from->lane;
+        to->slice = from->slice;
+        to->by_host = from->by_host;
+        to->unit = from->unit;
+        to->micro = from->micro;
+        to->first_access = from->first_access;
+        to->n_accesses = from->n_accesses;
+    }
+    for (size_t i = 0; i < g->n_accesses; i++) {
+        copy->accesses[i].kind = g->accesses[i].kind;
+        copy->accesses[i].mode = g->accesses[i].mode;
+        copy->accesses[i].slice = g->accesses[i].slice;
+        copy->accesses[i].index = g->accesses[i].index;
+    }
+}
+
+// One bit of a field, and back.
+#define CHANGED(g, hash, field, rng)                                                               \
+    do {                                                                                           \
+        __typeof__(field) was = (field);                                                           \
+        (field) ^= (__typeof__(field))(1ull << rng_below((rng), 8 * sizeof was));                  \
+        assert_true(graph_hash(g) != (hash));                                                      \
+        (field) = was;                                                                             \
+    } while (0)
+
+static void check_changes(struct graph *g, uint64_t hash, uint64_t *rng)
+{
+    for (size_t i = 0; i < g->n_ops; i++) {
+        struct op *op = g->ops + i;
+        CHANGED(g, hash, op->kind, rng);
+        CHANGED(g, hash, op->lane, rng);
+        CHANGED(g, hash, op->slice, rng);
+        CHANGED(g, hash, op->unit, rng);
+        CHANGED(g, hash, op->micro, rng);
+        op->by_host = !op->by_host;
+        assert_true(graph_hash(g) != hash);
+        op->by_host = !op->by_host;
+        if (op->n_accesses) {
+            op->n_accesses--;
+            assert_true(graph_hash(g) != hash);
+            op->n_accesses++;
+        }
+    }
+    for (size_t i = 0; i < g->n_accesses; i++) {
+        CHANGED(g, hash, g->accesses[i].kind, rng);
+        CHANGED(g, hash, g->accesses[i].mode, rng);
+        CHANGED(g, hash, g->accesses[i].slice, rng);
+        CHANGED(g, hash, g->accesses[i].index, rng);
+    }
+}
+
+static void test_hash(void **state)
+{
+    uint64_t rng = test_seed();
+    (void)state;
+    for (size_t round = 0; round < 100; round++) {
+        struct graph g, a, b;
+        random_graph(&g, &rng, 1 + rng_below(&rng, 30), rng_below(&rng, 2));
+        copy_list(&a, &g, 0);
+        copy_list(&b, &g, 0xa5);
+        uint64_t hash = graph_hash(&g);
+        assert_true(graph_hash(&a) == hash && graph_hash(&b) == hash);
+        check_changes(&b, hash, &rng);
+        assert_true(graph_hash(&b) == hash);
+        b.n_ops--;
+        assert_true(graph_hash(&b) != hash);
+        for (size_t i = 0; i < a.n_ops; i++) { // an access of one, now of its neighbour
+            if (i > 0 && a.ops[i].n_accesses > 0) {
+                a.ops[i - 1].n_accesses++;
+                a.ops[i].first_access++;
+                a.ops[i].n_accesses--;
+                assert_true(graph_hash(&a) != hash);
+                break;
+            }
+        }
+        free(a.ops);
+        free(a.accesses);
+        free(b.ops);
+        free(b.accesses);
+        graph_free(&g);
+    }
+}
+
 static void test_link_by_hand(void **state)
 {
     static const struct edge expected[] = {
@@ -822,6 +917,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_order),
         {.name = "edges against all pairs of operations", .test_func = test_link},
         {.name = "edges by hand", .test_func = test_link_by_hand},
+        {.name = "any change of the list changes its hash", .test_func = test_hash},
     };
     struct CMUnitTest tests[COUNT(once) + COUNT(per_case) * COUNT(cases)];
     static char names[COUNT(tests)][128];
