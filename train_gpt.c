@@ -1090,7 +1090,7 @@ static bool print_token(void *ctx, int32_t token)
         fprintf(run->say, "%d ", token);
     }
     fflush(run->say);
-    return !stop_signal;
+    return run->ranks > 1 || !stop_signal; // others may not know of it, and decode along
 }
 
 // The prompt as tokens; end-of-text where there is none, or before one where nothing else is.
