@@ -55,7 +55,7 @@ struct run {
     char identity[128], cache[PATH_MAX];
     struct comm *comm;         // the other ranks; NULL unless training
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
-    bool stop;                 // what all ranks know of a signal
+    bool stop, saves;          // what all ranks know: of a signal, of the first one's --out
     uint64_t saved;            // step of the last checkpoint
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
@@ -166,11 +166,17 @@ static int take_cores(struct run *run, struct error *err)
 // A signal may reach some ranks only, and at different times: they stop after the same step.
 static int agree_to_stop(struct run *run, struct error *err)
 {
-    char mine = stop_signal != 0, all[run->ranks];
+    struct {
+        bool stop, saves;
+    } mine = {stop_signal != 0, run->o.out[0]}, all[run->ranks];
     if (comm_all_gather(run->comm, &mine, all, sizeof mine, err)) {
         return err->status;
     }
-    run->stop = memchr(all, 1, run->ranks) != NULL;
+    run->stop = false;
+    for (size_t r = 0; r < run->ranks; r++) {
+        run->stop |= all[r].stop;
+    }
+    run->saves = all[0].saves;
     return STATUS_OK;
 }
 
@@ -253,8 +259,11 @@ static struct span file_span(const void *ctx, size_t first)
 
 static struct stream stream_of(const struct run *run, enum state state)
 {
-    return (struct stream){
-        .session = run->session, .state = state, .span = file_span, .ctx = &run->gpt};
+    return (struct stream){.session = run->session,
+                           .state = state,
+                           .span = file_span,
+                           .ctx = &run->gpt,
+                           .comm = run->ranks > 1 ? run->comm : NULL};
 }
 
 // The parameters, for a file of the dtype that its header says. Free .fp32.
@@ -329,7 +338,7 @@ static void put_numbers(const struct run *run, struct numbers *n)
     numbers_put_f64(n, "norm_count", &run->norm_window.count, 1);
 }
 
-static int save_checkpoint(struct run *run, struct error *err)
+static int write_checkpoint(struct run *run, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
     static struct numbers numbers;
@@ -369,6 +378,20 @@ static int save_checkpoint(struct run *run, struct error *err)
     }
     return checkpoint_prune(dir, run->step, (uint64_t)run->o.keep, (uint64_t)run->o.major_every,
                             err);
+}
+
+// The first rank writes, the others give it what they hold.
+static int save_checkpoint(struct run *run, struct error *err)
+{
+    struct error later;
+    if (run->rank > 0) {
+        return stream_follow(run->session, run->comm, err);
+    }
+    int status = write_checkpoint(run, err);
+    if (run->ranks > 1 && stream_done(run->comm, status ? &later : err) && !status) {
+        return err->status;
+    }
+    return status;
 }
 
 // Position in the data: where the state says, if the data is what it was.
@@ -768,8 +791,8 @@ static int open_device(struct run *run, const struct device_config *config, stru
 static int open_session(struct run *run, const struct session_config *config, struct error *err)
 {
     size_t tokens = config->B * config->T * config->micro_batches;
-    run->tokens = malloc((tokens + config->T) * sizeof *run->tokens); // and a row of other ranks
-    run->targets = malloc((tokens + config->T) * sizeof *run->targets);
+    run->tokens = malloc(tokens * sizeof *run->tokens);
+    run->targets = malloc(tokens * sizeof *run->targets);
     run->losses = malloc(config->B * config->T * sizeof *run->losses);
     if (!run->tokens || !run->targets || !run->losses) {
         return error_set(err, STATUS_FAIL, "no memory for a batch of %zu tokens", tokens);
@@ -854,6 +877,10 @@ static int make_plan(struct run *run, struct error *err)
     if (run->comm && (comm_broadcast(run->comm, &p->plan, sizeof p->plan, 0, err) ||
                       comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, 0, err))) {
         return err->status;
+    }
+    p->plan.ranks = run->ranks;
+    for (size_t u = 0; u < p->plan.units; u++) {
+        p->plan.unit[u].shard = run->ranks > 1 && p->plan.unit[u].host_optimizer;
     }
     run->B = p->plan.B;
     run->micro_batches = p->plan.micro_batches;
@@ -1050,8 +1077,7 @@ static int check_lanes(struct run *run, struct error *err)
 
 static bool print_token(void *ctx, int32_t token)
 {
-    struct run *run = ctx;
-    struct error unused; // that ranks are gone ends the program elsewhere
+    const struct run *run = ctx;
     size_t len;
     const unsigned char *text =
         run->tokenizer ? tokenizer_decode(run->tokenizer, (uint32_t)token, &len) : NULL;
@@ -1064,7 +1090,7 @@ static bool print_token(void *ctx, int32_t token)
         fprintf(run->say, "%d ", token);
     }
     fflush(run->say);
-    return run->comm ? agree_to_stop(run, &unused) == STATUS_OK && !run->stop : !stop_signal;
+    return run->ranks > 1 || !stop_signal; // others may not know of it, and decode along
 }
 
 // The prompt as tokens; end-of-text where there is none, or before one where nothing else is.
@@ -1193,59 +1219,102 @@ static double loss_of_rows(struct run *run, size_t rows)
     return sum;
 }
 
+// This rank's sum of the losses of rows [first, first + n) of the validation data; n may be 0.
+static int loss_of_batch(struct run *run, uint64_t first, size_t n, double *sum, struct error *err)
+{
+    loader_rewind(run->val);
+    loader_skip(run->val, first);
+    for (size_t i = 0; i < n; i++) {
+        if (loader_next(run->val, run->tokens + i * run->T, run->targets + i * run->T, err)) {
+            return err->status;
+        }
+    }
+    *sum = loss_of_rows(run, n);
+    return check_lanes(run, err);
+}
+
+// In each round every rank takes a batch, and at the end some of them nothing, since all have to
+// take part where units are sharded. The sum is over batches in their order.
 static int validate(struct run *run, struct error *err)
 {
     uint64_t rows = (uint64_t)run->o.val_batches * run->B;
     rows = rows < loader_rows(run->val) ? rows : loader_rows(run->val);
-    double sum = 0;
-    loader_rewind(run->val);
-    for (uint64_t r = 0; r < rows; r += run->B) {
-        size_t n = rows - r < run->B ? (size_t)(rows - r) : run->B;
-        for (size_t i = 0; i < n; i++) {
-            if (loader_next(run->val, run->tokens + i * run->T, run->targets + i * run->T, err)) {
-                return err->status;
-            }
+    double sum = 0, mine, all[run->ranks];
+    for (uint64_t at = 0; at < rows; at += run->B * run->ranks) {
+        uint64_t first = at + run->B * run->rank, left = first < rows ? rows - first : 0;
+        size_t n = left < run->B ? (size_t)left : run->B;
+        if (loss_of_batch(run, first, n, &mine, err) ||
+            comm_all_gather(run->comm, &mine, all, sizeof mine, err)) {
+            return err->status;
         }
-        sum += loss_of_rows(run, n);
-    }
-    if (check_lanes(run, err)) {
-        return err->status;
+        for (size_t r = 0; r < run->ranks; r++) {
+            sum += all[r];
+        }
     }
     return log_val(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
                    sum / (double)(rows * run->T), err);
 }
 
-// Multiple choice: the completion with the lowest mean loss over its own tokens.
+// Room for the rows of one example.
+struct example {
+    int32_t *tokens, *targets;
+    float *losses;
+    unsigned char *mask;
+};
+
+static void free_example(struct example *x)
+{
+    free(x->tokens);
+    free(x->targets);
+    free(x->losses);
+    free(x->mask);
+}
+
+static int take_example(struct example *x, size_t n, struct error *err)
+{
+    *x = (struct example){malloc(n * sizeof *x->tokens), malloc(n * sizeof *x->targets),
+                          malloc(n * sizeof *x->losses), malloc(n)};
+    return x->tokens && x->targets && x->losses && x->mask
+               ? STATUS_OK
+               : error_set(err, STATUS_FAIL, "no memory for an --eval example of %zu tokens", n);
+}
+
+static void losses_of_example(struct run *run, const struct example *x)
+{
+    size_t T = run->T, rows = EVAL_COMPLETIONS;
+    for (size_t r = 0; r < rows; r += run->B) {
+        size_t n = rows - r < run->B ? rows - r : run->B;
+        memcpy(run->tokens, x->tokens + r * T, n * T * sizeof *x->tokens);
+        memcpy(run->targets, x->targets + r * T, n * T * sizeof *x->targets);
+        loss_of_rows(run, n);
+        memcpy(x->losses + r * T, run->losses, n * T * sizeof *x->losses);
+    }
+}
+
+// Multiple choice: the completion with the lowest mean loss over its own tokens. Every rank takes
+// an example in turn; in the last round some take one again, which counts for nothing.
 static int evaluate(struct run *run, struct error *err)
 {
-    size_t T = run->T, rows = EVAL_COMPLETIONS, right = 0, examples = evalset_count(run->evalset);
-    int32_t *tokens = malloc(rows * T * sizeof *tokens),
-            *targets = malloc(rows * T * sizeof *tokens);
-    float *losses = malloc(rows * T * sizeof *losses);
-    unsigned char *mask = malloc(rows * T);
-    int status = tokens && targets && losses && mask
-                     ? STATUS_OK
-                     : error_set(err, STATUS_FAIL, "no memory for --eval rows of %zu tokens", T);
-    for (size_t e = 0; status == STATUS_OK && e < examples && !run->stop; e++) {
-        int label = evalset_rows(run->evalset, e, tokens, targets, mask);
-        for (size_t r = 0; r < rows; r += run->B) {
-            size_t n = rows - r < run->B ? rows - r : run->B;
-            memcpy(run->tokens, tokens + r * T, n * T * sizeof *tokens);
-            memcpy(run->targets, targets + r * T, n * T * sizeof *targets);
-            loss_of_rows(run, n);
-            memcpy(losses + r * T, run->losses, n * T * sizeof *losses);
-        }
-        right += evalset_choice(losses, mask, T) == label;
+    size_t examples = evalset_count(run->evalset), right = 0, all[run->ranks];
+    struct example x;
+    int status = take_example(&x, EVAL_COMPLETIONS * run->T, err);
+    for (size_t e = 0; status == STATUS_OK && e < examples && !run->stop; e += run->ranks) {
+        bool counts = e + run->rank < examples;
+        int label =
+            evalset_rows(run->evalset, counts ? e + run->rank : 0, x.tokens, x.targets, x.mask);
+        losses_of_example(run, &x);
+        right += counts && evalset_choice(x.losses, x.mask, run->T) == label;
         status = check_lanes(run, err) || agree_to_stop(run, err) ? err->status : STATUS_OK;
     }
-    free(tokens);
-    free(targets);
-    free(losses);
-    free(mask);
-    return status || run->stop
-               ? status
-               : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
-                          (double)right / (double)examples, err);
+    free_example(&x);
+    if (status || run->stop || comm_all_gather(run->comm, &right, all, sizeof right, err)) {
+        return status ? status : run->stop ? STATUS_OK : err->status;
+    }
+    for (size_t r = 1; r < run->ranks; r++) {
+        all[0] += all[r];
+    }
+    return log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
+                    (double)all[0] / (double)examples, err);
 }
 
 // ---- training -----------------------------------------------------------------------------------
@@ -1270,15 +1339,34 @@ static int next_batch(struct run *run, struct error *err)
         loader_rewind(run->train);
     }
     struct loader_state start = loader_tell(run->train);
-    size_t rows = run->B * run->micro_batches, first = run->rank * rows;
-    for (size_t i = 0; i < rows * run->ranks; i++) {
-        size_t at = i - first < rows ? i - first : rows; // those of other ranks are read over
-        if (loader_next(run->train, run->tokens + at * run->T, run->targets + at * run->T, err)) {
+    size_t rows = run->B * run->micro_batches;
+    loader_skip(run->train, run->rank * rows);
+    for (size_t i = 0; i < rows; i++) {
+        if (loader_next(run->train, run->tokens + i * run->T, run->targets + i * run->T, err)) {
             struct error seeking;
             loader_seek(run->train, start, &seeking);
             return err->status;
         }
     }
+    loader_skip(run->train, (run->ranks - 1 - run->rank) * rows);
+    return STATUS_OK;
+}
+
+// On the first rank that holds such a value; all ranks look, and say the same.
+static int find_nonfinite(struct run *run, char *where, size_t size, struct error *err)
+{
+    char mine[256] = "", all[run->ranks][sizeof mine];
+    session_find_nonfinite(run->session, mine, sizeof mine);
+    if (comm_all_gather(run->comm, mine, all, sizeof mine, err)) {
+        return err->status;
+    }
+    for (size_t r = 0; r < run->ranks; r++) {
+        if (all[r][0]) {
+            snprintf(where, size, "%s", all[r]);
+            return STATUS_OK;
+        }
+    }
+    snprintf(where, size, "none (the sum overflows)");
     return STATUS_OK;
 }
 
@@ -1287,8 +1375,8 @@ static int next_batch(struct run *run, struct error *err)
 static int report_nonfinite(struct run *run, const struct session_result *r, struct error *err)
 {
     char where[256];
-    if (!session_find_nonfinite(run->session, where, sizeof where)) {
-        snprintf(where, sizeof where, "none (the sum overflows)");
+    if (find_nonfinite(run, where, sizeof where, err)) {
+        return err->status;
     }
     log_clear_bar(&run->log);
     fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
@@ -1393,7 +1481,7 @@ static bool due(const struct run *run, int64_t every)
 static bool pauses(const struct run *run, uint64_t step)
 {
     const struct options *o = &run->o;
-    return step >= run->steps || (o->out[0] && due_at(run, o->checkpoint_every, step)) ||
+    return step >= run->steps || (run->saves && due_at(run, o->checkpoint_every, step)) ||
            ((run->val || run->evalset) && due_at(run, o->val_every, step)) ||
            (o->sample_tokens > 0 && due_at(run, o->sample_every, step)) ||
            due_at(run, o->report, step);
@@ -1463,8 +1551,7 @@ static int train(struct run *run, struct error *err)
             continue;
         }
         bool stop = run->step >= run->steps || run->stop;
-        if (run->o.out[0] && run->step > run->saved &&
-            (due(run, run->o.checkpoint_every) || stop)) {
+        if (run->saves && run->step > run->saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
                 say_last_checkpoint(run);
                 return err->status;
@@ -1482,7 +1569,10 @@ static int train(struct run *run, struct error *err)
         struct error later;
         (void)finish_step(run, &later);
     }
-    if (run->o.out[0] && run->step > run->saved && !run->damaged && (status || run->stop)) {
+    // Of several ranks this one may be the only one that has failed: the others would not give
+    // what they hold.
+    bool alone = run->ranks == 1;
+    if (run->saves && run->step > run->saved && !run->damaged && (run->stop || (status && alone))) {
         struct error saving;
         if (save_checkpoint(run, &saving)) {
             fprintf(stderr, "train_gpt: %s\n", saving.text);
@@ -1495,7 +1585,7 @@ static int train(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
-    if (status && run->damaged) {
+    if (status && (run->damaged || !alone)) {
         say_last_checkpoint(run);
     }
     return status;
