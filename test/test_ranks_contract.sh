@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The contract with several ranks: whatever is sharded, streamed or on the host, and however the
 # lanes dawdle, at one number of ranks the bits are those of a plan that shards nothing. 17 ranks:
-# units are smaller than that, so that some pieces are empty. And operations touch what they declare.
+# units are smaller than that, so that some pieces are empty. And operations touch what they
+# declare.
 # shellcheck source=test/tap.sh
 . "$(dirname "$0")/tap.sh"
 cd "$(dirname "$0")/.." || exit 1
@@ -27,7 +28,8 @@ plans() { # RANKS PLANS SEED
 }
 
 declared() { # RANKS SEED
-    TEST_SEED=$2 timeout -k 5 300 mpirun --oversubscribe -np "$1" "${BUILD:-build}/test/test_graph" \
+    local test=${BUILD:-build}/test/test_graph
+    TEST_SEED=$2 timeout -k 5 300 mpirun --oversubscribe -np "$1" "$test" \
         </dev/null >"$scratch/log" 2>&1 || {
         grep -e ERROR -e rank "$scratch/log" | tail -n 20
         return 1
