@@ -22,6 +22,8 @@ const char *buffer_name(enum buffer_kind kind)
         [BUF_MOMENTS] = "moments",
         [BUF_GRADS] = "gradients",
         [BUF_SUM] = "gradient sum",
+        [BUF_PARAM_SHARD] = "parameter shard",
+        [BUF_GRAD_SHARD] = "gradient shard",
         [BUF_GRADS_FP32] = "fp32 gradient",
         [BUF_X] = "boundary",
         [BUF_KEPT] = "kept activations",
@@ -40,7 +42,7 @@ const char *buffer_name(enum buffer_kind kind)
         [BUF_HOST_LOSSES] = "host losses",
         [BUF_HOST_TOKENS] = "host tokens",
         [BUF_EXCHANGE] = "exchange",
-        [BUF_RANK_LOSSES] = "losses of ranks",
+        [BUF_SHARED] = "what ranks share",
         [BUF_SCALE] = "scale",
         [BUF_TOKEN] = "token",
     };

@@ -365,7 +365,7 @@ static size_t spans_of_scale(struct session *s, uint64_t step, struct span *dst)
     n = add_span(dst, n, &f->result.loss, sizeof f->result.loss);
     n = add_span(dst, n, &f->result.norm, sizeof f->result.norm);
     n = add_span(dst, n, &f->result.updated, sizeof f->result.updated);
-    n = add_span(dst, n, s->host_norms, s->model->units * sizeof *s->host_norms);
+    n = add_span(dst, n, s->sums, (1 + s->model->units) * sizeof *s->sums);
     return add_span(dst, n, &s->made, sizeof s->made);
 }
 
@@ -534,7 +534,7 @@ static void make_world(struct world *w, struct session *s)
         w->region[n++] = (struct span){(char *)&f->result, 2 * sizeof(double)};
         w->region[n++] = (struct span){(char *)&f->result.updated, 1};
     }
-    w->region[n++] = (struct span){(char *)s->host_norms, units * sizeof *s->host_norms};
+    w->region[n++] = (struct span){(char *)s->sums, (1 + units) * sizeof *s->sums};
     assert_int_equal(n, FIRST_BOOK);
     w->region[n++] = (struct span){(char *)&s->made, sizeof s->made};
     w->region[n++] = (struct span){(char *)s->newest, units * sizeof *s->newest};

@@ -123,7 +123,7 @@ static void plan_of_number(struct plan *plan, const struct plan_problem *problem
     plan->unit[0].host_optimizer = like->embed_on_host;
     for (size_t u = 1; u <= blocks; u++, n /= 6) {
         size_t where = n % 6 / 2;
-        plan->unit[u] = (struct unit_plan){n % 2, where == 2, where > 0};
+        plan->unit[u] = (struct unit_plan){n % 2, where == 2, where > 0, false};
         streamed += where == 2;
         any_shared |= where > 0;
     }
