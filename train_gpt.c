@@ -51,7 +51,7 @@ struct run {
     char identity[128], cache[PATH_MAX];
     struct comm *comm;         // the other ranks; NULL unless training
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
-    bool stop;                 // what all ranks know of a signal
+    bool stop, saves;          // what all ranks know: of a signal, of the first one's --out
     uint64_t saved;            // step of the last checkpoint
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
@@ -139,11 +139,17 @@ static int open_ranks(struct run *run, struct error *err)
 // A signal may reach some ranks only, and at different times: they stop after the same step.
 static int agree_to_stop(struct run *run, struct error *err)
 {
-    char mine = stop_signal != 0, all[run->ranks];
+    struct {
+        bool stop, saves;
+    } mine = {stop_signal != 0, run->o.out[0]}, all[run->ranks];
     if (comm_all_gather(run->comm, &mine, all, sizeof mine, err)) {
         return err->status;
     }
-    run->stop = memchr(all, 1, run->ranks) != NULL;
+    run->stop = false;
+    for (size_t r = 0; r < run->ranks; r++) {
+        run->stop |= all[r].stop;
+    }
+    run->saves = all[0].saves;
     return STATUS_OK;
 }
 
@@ -188,8 +194,11 @@ static struct span file_span(const void *ctx, size_t first)
 
 static struct stream stream_of(const struct run *run, enum state state)
 {
-    return (struct stream){
-        .session = run->session, .state = state, .span = file_span, .ctx = &run->gpt};
+    return (struct stream){.session = run->session,
+                           .state = state,
+                           .span = file_span,
+                           .ctx = &run->gpt,
+                           .comm = run->ranks > 1 ? run->comm : NULL};
 }
 
 // The parameters, for a file of the dtype that its header says. Free .fp32.
@@ -264,7 +273,7 @@ static void put_numbers(const struct run *run, struct numbers *n)
     numbers_put_f64(n, "norm_count", &run->norm_window.count, 1);
 }
 
-static int save_checkpoint(struct run *run, struct error *err)
+static int write_checkpoint(struct run *run, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
     static struct numbers numbers;
@@ -304,6 +313,20 @@ static int save_checkpoint(struct run *run, struct error *err)
     }
     return checkpoint_prune(dir, run->step, (uint64_t)run->o.keep, (uint64_t)run->o.major_every,
                             err);
+}
+
+// The first rank writes, the others give it what they hold.
+static int save_checkpoint(struct run *run, struct error *err)
+{
+    struct error later;
+    if (run->rank > 0) {
+        return stream_follow(run->session, run->comm, err);
+    }
+    int status = write_checkpoint(run, err);
+    if (run->ranks > 1 && stream_done(run->comm, status ? &later : err) && !status) {
+        return err->status;
+    }
+    return status;
 }
 
 // Position in the data: where the state says, if the data is what it was.
@@ -787,6 +810,10 @@ static int make_plan(struct run *run, struct error *err)
                       comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, 0, err))) {
         return err->status;
     }
+    p->plan.ranks = run->ranks;
+    for (size_t u = 0; u < p->plan.units; u++) {
+        p->plan.unit[u].shard = run->ranks > 1 && p->plan.unit[u].host_optimizer;
+    }
     run->B = p->plan.B;
     run->micro_batches = p->plan.micro_batches;
     run->o.micro_batch = (int64_t)run->B;
@@ -1157,7 +1184,8 @@ static int evaluate(struct run *run, struct error *err)
     int status = tokens && targets && losses && mask
                      ? STATUS_OK
                      : error_set(err, STATUS_FAIL, "no memory for --eval rows of %zu tokens", T);
-    for (size_t e = 0; status == STATUS_OK && e < examples && !stop_signal; e++) {
+    for (size_t e = 0; status == STATUS_OK && e < examples && (run->ranks > 1 || !stop_signal);
+         e++) {
         int label = evalset_rows(run->evalset, e, tokens, targets, mask);
         for (size_t r = 0; r < rows; r += run->B) {
             size_t n = rows - r < run->B ? rows - r : run->B;
@@ -1173,7 +1201,7 @@ static int evaluate(struct run *run, struct error *err)
     free(targets);
     free(losses);
     free(mask);
-    return status || stop_signal
+    return status || (run->ranks == 1 && stop_signal)
                ? status
                : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
                           (double)right / (double)examples, err);
@@ -1213,13 +1241,31 @@ static int next_batch(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
+// On the first rank that holds such a value; all ranks look, and say the same.
+static int find_nonfinite(struct run *run, char *where, size_t size, struct error *err)
+{
+    char mine[256] = "", all[run->ranks][sizeof mine];
+    session_find_nonfinite(run->session, mine, sizeof mine);
+    if (comm_all_gather(run->comm, mine, all, sizeof mine, err)) {
+        return err->status;
+    }
+    for (size_t r = 0; r < run->ranks; r++) {
+        if (all[r][0]) {
+            snprintf(where, size, "%s", all[r]);
+            return STATUS_OK;
+        }
+    }
+    snprintf(where, size, "none (the sum overflows)");
+    return STATUS_OK;
+}
+
 // A loss or norm that is not finite: which step, and the first tensor that holds such a value. The
 // guard has kept the parameters as they were, so one bad step is survived; a run of them is not.
 static int report_nonfinite(struct run *run, const struct session_result *r, struct error *err)
 {
     char where[256];
-    if (!session_find_nonfinite(run->session, where, sizeof where)) {
-        snprintf(where, sizeof where, "none (the sum overflows)");
+    if (find_nonfinite(run, where, sizeof where, err)) {
+        return err->status;
     }
     log_clear_bar(&run->log);
     fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
@@ -1394,8 +1440,7 @@ static int train(struct run *run, struct error *err)
             continue;
         }
         bool stop = run->step >= run->steps || run->stop;
-        if (run->o.out[0] && run->step > run->saved &&
-            (due(run, run->o.checkpoint_every) || stop)) {
+        if (run->saves && run->step > run->saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
                 say_last_checkpoint(run);
                 return err->status;
@@ -1413,7 +1458,10 @@ static int train(struct run *run, struct error *err)
         struct error later;
         (void)finish_step(run, &later);
     }
-    if (run->o.out[0] && run->step > run->saved && !run->damaged && (status || run->stop)) {
+    // Of several ranks this one may be the only one that has failed: the others would not give
+    // what they hold.
+    bool alone = run->ranks == 1;
+    if (run->saves && run->step > run->saved && !run->damaged && (run->stop || (status && alone))) {
         struct error saving;
         if (save_checkpoint(run, &saving)) {
             fprintf(stderr, "train_gpt: %s\n", saving.text);
@@ -1426,7 +1474,7 @@ static int train(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
-    if (status && run->damaged) {
+    if (status && (run->damaged || !alone)) {
         say_last_checkpoint(run);
     }
     return status;

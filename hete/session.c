@@ -392,6 +392,9 @@ int session_open(struct session **out, struct device *dev, const struct model *m
     } else {
         plan_resident(&s->plan, model, config->B, config->T, config->micro_batches, true);
     }
+    if (!config->plan && config->comm && config->train) {
+        s->plan.ranks = (size_t)comm_ranks(config->comm);
+    }
     s->config.plan = &s->plan;
     for (size_t u = 0; u < model->units && !config->train; u++) {
         s->plan.unit[u].recompute = false; // there is no backward

@@ -1,4 +1,5 @@
 #include "test/tiny.h"
+#include "hete/comm.h"
 #include "test/cmocka.h"
 
 #include <math.h>
@@ -94,6 +95,7 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                      .train = !shape->eval,
                                      .plan = shape->plan,
                                      .chaos = shape->chaos,
+                                     .comm = shape->comm,
                                      .pinned = shape->pinned,
                                      .watchdog_s = shape->watchdog_s > 0 ? shape->watchdog_s : 60};
     struct error err = {0};
@@ -121,6 +123,7 @@ size_t tiny_device_bytes(const struct tiny_shape *shape)
     struct error err;
     gpt_open(&gpt, &config);
     step_shape(&s, &gpt.model, shape->dtype, shape->B, shape->T, shape->micro_batches, true);
+    s.ranks = shape->plan->ranks;
     assert_int_equal(layout_make(&layout, &s, shape->plan, SIZE_MAX, &err), STATUS_OK);
     size_t bytes = layout.total[SPACE_DEVICE];
     layout_free(&layout);
@@ -141,13 +144,18 @@ void tiny_random_plan(struct plan *plan, uint64_t *rng, const struct model *mode
 {
     bool any_stream = false, any_shared = shape->micro_batches > 1;
     plan_resident(plan, model, shape->B, shape->T, shape->micro_batches, hold_updates);
+    plan->ranks = shape->comm ? (size_t)comm_ranks(shape->comm) : 1;
     for (size_t u = 0; u < model->units; u++) {
         struct unit_plan *p = plan->unit + u;
         p->recompute = u > 0 && rng_below(rng, 2);
         p->stream = u > 0 && rng_below(rng, 3) == 0;
         p->host_optimizer = p->stream || rng_below(rng, 2);
+        if (plan->ranks > 1) { // streaming asks for sharding, not for a host optimizer
+            p->host_optimizer = rng_below(rng, 2);
+            p->shard = p->stream || p->host_optimizer || rng_below(rng, 2);
+        }
         any_stream |= p->stream;
-        any_shared |= u > 0 && p->host_optimizer;
+        any_shared |= u > 0 && (p->host_optimizer || p->shard);
     }
     snprintf(plan->policy, sizeof plan->policy, "random");
     plan->slots = any_stream ? 1 + rng_below(rng, 4) : 0;

@@ -20,6 +20,7 @@ struct tiny_shape {
     size_t pinned; // bytes at most; 0: no limit
     struct device_link link;
     double watchdog_s; // 0: 60
+    struct comm *comm; // NULL: no other ranks
 };
 
 // What tests of sessions are repeated for.
