@@ -750,12 +750,13 @@ static void cache_directory(char *out, size_t size)
 }
 
 // Without any of these nothing is planned: everything is on a device that has no cap.
-static bool wants_plan(const struct options *o)
+static bool wants_plan(const struct run *run)
 {
+    const struct options *o = &run->o;
     return o->device_memory != OPTION_AUTO || o->machine[0] || o->emulate[0] || o->plan[0] ||
            options_given(o, "policy") || o->speculate || o->save_plan[0] ||
            o->micro_batch == OPTION_AUTO || o->report > 0 || o->trace[0] || o->timeline[0] ||
-           o->plan_only;
+           o->plan_only || (run->ranks > 1 && o->zero > 0);
 }
 
 static size_t bytes_given(int64_t bytes)
@@ -791,7 +792,10 @@ static struct prepare_config prepare_config(struct run *run)
         .emulate = o->emulate,
         .policy = o->policy,
         .plan = o->plan,
+        .zero = (int)o->zero,
+        .comm = run->comm,
         .gpus = (size_t)o->gpus,
+        .nodes = (size_t)o->nodes,
         .cache = run->cache[0] ? run->cache : NULL,
         .identity = run->identity,
     };
@@ -801,7 +805,7 @@ static int make_plan(struct run *run, struct error *err)
 {
     struct prepared *p = &run->prepared;
     struct prepare_config config = prepare_config(run);
-    run->planned = wants_plan(&run->o) || run->o.device == DEVICE_CUDA;
+    run->planned = wants_plan(run) || run->o.device == DEVICE_CUDA;
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
         return err->status;
     }
@@ -881,15 +885,22 @@ static int run_plan_only(struct run *run, struct error *err)
         return err->status;
     }
     struct prepare_config config = prepare_config(run);
-    if (config.rows % config.gpus || (config.B && config.rows / config.gpus % config.B)) {
+    size_t gpus = config.gpus * config.nodes;
+    if (config.rows % gpus || (config.B && config.rows / gpus % config.B)) {
         return error_set(err, STATUS_USAGE,
-                         "--gpus %zu: --total-batch %lld has %zu rows, which %zu GPUs with "
-                         "micro-batches of %zu rows cannot share",
-                         config.gpus, (long long)run->o.total_batch, config.rows, config.gpus,
-                         config.B ? config.B : 1);
+                         "--gpus %zu --nodes %zu: --total-batch %lld has %zu rows, which %zu GPUs "
+                         "with micro-batches of %zu rows cannot share",
+                         config.gpus, config.nodes, (long long)run->o.total_batch, config.rows,
+                         gpus, config.B ? config.B : 1);
     }
-    config.rows /= config.gpus;
+    config.rows /= gpus;
     if (prepare_policies(&run->prepared, &results, &n, &config, err)) {
+        return err->status;
+    }
+    struct scale_point points[SCALE_POINTS_MAX];
+    size_t n_points = 0, auto_B = results[0].error[0] ? config.rows : results[0].B;
+    if (gpus > 1 && prepare_scaling(points, &n_points, &config, config.B ? config.B : auto_B, err)) {
+        free(results);
         return err->status;
     }
     print_model(run);
@@ -902,6 +913,9 @@ static int run_plan_only(struct run *run, struct error *err)
         .problem = &run->prepared.problem,
         .flops = gpt_flops_per_token(c, run->T) * (double)run->o.total_batch,
         .gpus = config.gpus,
+        .nodes = config.nodes,
+        .scaling = points,
+        .n_scaling = n_points,
     };
     int status = STATUS_OK;
     if (run->o.format == FORMAT_JSON) {

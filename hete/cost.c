@@ -16,10 +16,17 @@ static double seconds_on_host(const struct costs *costs, uint16_t kind)
     }
 }
 
+// The part of a unit that an operation works on: n of its elements.
+static double part_of(const struct step_shape *shape, const struct op *op, size_t n)
+{
+    return (double)n / (double)model_unit(shape->model, op->unit)->params;
+}
+
 static double work_of(const struct costs *costs, const struct step_shape *shape,
                       const struct plan *plan, const struct op *op)
 {
     size_t first, k = op->unit > 0;
+    double held = op_has_unit(op->kind) ? part_of(shape, op, step_held(shape, plan, op->unit)) : 1;
     if (op->kind < CALLS) {
         return costs->call[op->kind][k];
     }
@@ -36,13 +43,20 @@ static double work_of(const struct costs *costs, const struct step_shape *shape,
         return (double)(step_slice(shape, plan, op->unit, op->slice, &first) *
                         dtype_bytes(shape->dtype));
     case OP_ACCUMULATE:
-        return costs->accumulate[k];
-    case OP_NORM:
-        return costs->norm[k];
+        return costs->accumulate[k] * held;
+    case OP_NORM: // of a rank's piece, also where it has the whole gradient
+        return costs->norm[k] / (double)shape->ranks;
     case OP_CLIP:
         return costs->clip;
     case OP_ADAM:
-        return costs->adam[k];
+        return costs->adam[k] * held;
+    case OP_SCATTER:
+        return costs->scatter[k];
+    case OP_GATHER_GRADS:
+    case OP_GATHER:
+        return costs->gather[k];
+    case OP_SHARE:
+        return costs->share;
     case OP_HOST_ACCUMULATE:
     case OP_HOST_NORM:
     case OP_HOST_SPECULATE:

@@ -204,12 +204,35 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 }
 
 // Seconds until each of n ranks, g of them on a machine, has sent a message of so many bytes to
-// every other one.
+// every other one: to those on its own machine, to those on others.
+struct messages {
+    double near_s, far_s;
+};
+
+static struct messages messages(const struct machine *m, double n, double g, double bytes)
+{
+    return (struct messages){
+        .near_s = g > 1 ? (g - 1) * (m->gpu_link_latency_s + bytes / m->gpu_link) : 0,
+        .far_s = n > g ? (n - g) * (m->network_latency_s + bytes * g / m->network) : 0,
+    };
+}
+
 static double messages_s(const struct machine *m, double n, double g, double bytes)
 {
-    double near = g > 1 ? (g - 1) * (m->gpu_link_latency_s + bytes / m->gpu_link) : 0;
-    double far = n > g ? (n - g) * (m->network_latency_s + bytes * g / m->network) : 0;
-    return fmax(near, far);
+    struct messages s = messages(m, n, g, bytes);
+    return fmax(s.near_s, s.far_s);
+}
+
+static double unit_bytes(const struct step_shape *shape, size_t u)
+{
+    return (double)(model_unit(shape->model, u)->params * dtype_bytes(shape->dtype));
+}
+
+bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape, size_t gpus)
+{
+    double n = (double)shape->ranks;
+    struct messages s = messages(m, n, (double)gpus, unit_bytes(shape, 1) / n);
+    return s.far_s > s.near_s;
 }
 
 static void comm_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape,
@@ -220,7 +243,7 @@ static void comm_costs(struct costs *costs, const struct machine *m, const struc
         return;
     }
     for (size_t k = 0; k < 2; k++) {
-        double bytes = (double)(model_unit(shape->model, k)->params * dtype_bytes(shape->dtype));
+        double bytes = unit_bytes(shape, k);
         costs->gather[k] = messages_s(m, n, g, bytes / n) + m->launch_s;
         costs->scatter[k] = costs->gather[k] + (bytes + bytes / n) / m->device_rate + m->launch_s;
     }

@@ -52,6 +52,11 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape,
                    size_t gpus);
 
+// Do messages between GPUs, as long as those of a block's gather, wait for the network rather than
+// for the link between the GPUs of a machine?
+bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape,
+                               size_t gpus);
+
 // Costs as a file. What is read is to the bit what was written. comment: one line, or NULL.
 int costs_write(const struct costs *costs, const char *path, const char *comment,
                 struct error *err);

@@ -445,7 +445,7 @@ static int check_counts(const struct plan *plan, struct error *err)
     bool streams = false, shares = plan->micro_batches > 1 && plan->units > 1;
     for (size_t u = 1; u < plan->units; u++) {
         streams |= plan->unit[u].stream;
-        shares |= plan->unit[u].host_optimizer;
+        shares |= plan->unit[u].host_optimizer || plan->unit[u].shard;
     }
     if (plan->slots > PLAN_SLOTS_MAX || (streams && plan->slots == 0)) {
         return error_set(err, STATUS_FAIL, "the plan has %zu slots; with streamed units 1 to %zu",
@@ -453,8 +453,8 @@ static int check_counts(const struct plan *plan, struct error *err)
     }
     if (plan->grad_buffers > PLAN_GRADS_MAX || (shares && plan->grad_buffers == 0)) {
         return error_set(err, STATUS_FAIL,
-                         "the plan has %zu gradient buffers; with host optimizers or several "
-                         "micro-batches 1 to %zu",
+                         "the plan has %zu gradient buffers; with host optimizers, several "
+                         "micro-batches or shard 1 to %zu",
                          plan->grad_buffers, PLAN_GRADS_MAX);
     }
     if (plan->slices < 1 || plan->slices > PLAN_SLICES_MAX) {

@@ -341,7 +341,7 @@ void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const
     plan->speculate =
         problem->speculate && problem->hold_updates && (c->n_device < last || c->embed_on_host);
     plan->slots = c->slots < streamed ? c->slots : streamed;
-    if (c->n_device < last) {
+    if (c->n_device < last || c->zero > 0) {
         plan->grad_buffers = c->grad_buffers;
     }
     if (c->n_device < last || c->embed_on_host) {
