@@ -874,9 +874,53 @@ static void print_model(const struct run *run)
             gpt_params(c));
 }
 
+// The part of a step's rows that each GPU of --plan-only has.
+static int share_rows(const struct run *run, struct prepare_config *config, struct error *err)
+{
+    size_t gpus = config->gpus * config->nodes;
+    if (config->rows % gpus || (config->B && config->rows / gpus % config->B)) {
+        return error_set(err, STATUS_USAGE,
+                         "--gpus %zu --nodes %zu: --total-batch %lld has %zu rows, which %zu GPUs "
+                         "with micro-batches of %zu rows cannot share",
+                         config->gpus, config->nodes, (long long)run->o.total_batch, config->rows,
+                         gpus, config->B ? config->B : 1);
+    }
+    config->rows /= gpus;
+    return STATUS_OK;
+}
+
+// How throughput per GPU changes with their number: with the micro-batch that auto has chosen.
+static int plan_scaling(struct report_subject *subject, struct scale_point *points,
+                        const struct prepare_config *config, const struct policy_result *automatic,
+                        struct error *err)
+{
+    size_t B = config->B ? config->B : automatic->error[0] ? 1 : automatic->B;
+    if (subject->gpus * subject->nodes == 1) {
+        return STATUS_OK;
+    }
+    subject->scaling = points;
+    return prepare_scaling(points, &subject->n_scaling, config, B, err);
+}
+
+static int report_all(const struct run *run, const struct report_subject *subject,
+                      const struct policy_result *results, size_t n, struct error *err)
+{
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        any = any || !results[i].error[0];
+    }
+    if (run->o.format == FORMAT_TEXT) {
+        report_policies(stdout, subject, results, n);
+    } else if (report_policies_json(stdout, subject, results, n, err)) {
+        return err->status;
+    }
+    return any ? STATUS_OK : error_set(err, STATUS_FAIL, "no policy's plan fits");
+}
+
 static int run_plan_only(struct run *run, struct error *err)
 {
     struct policy_result *results;
+    struct scale_point points[SCALE_POINTS_MAX];
     char name[96];
     size_t n;
     choose_device(run);
@@ -885,22 +929,8 @@ static int run_plan_only(struct run *run, struct error *err)
         return err->status;
     }
     struct prepare_config config = prepare_config(run);
-    size_t gpus = config.gpus * config.nodes;
-    if (config.rows % gpus || (config.B && config.rows / gpus % config.B)) {
-        return error_set(err, STATUS_USAGE,
-                         "--gpus %zu --nodes %zu: --total-batch %lld has %zu rows, which %zu GPUs "
-                         "with micro-batches of %zu rows cannot share",
-                         config.gpus, config.nodes, (long long)run->o.total_batch, config.rows,
-                         gpus, config.B ? config.B : 1);
-    }
-    config.rows /= gpus;
-    if (prepare_policies(&run->prepared, &results, &n, &config, err)) {
-        return err->status;
-    }
-    struct scale_point points[SCALE_POINTS_MAX];
-    size_t n_points = 0, auto_B = results[0].error[0] ? config.rows : results[0].B;
-    if (gpus > 1 && prepare_scaling(points, &n_points, &config, config.B ? config.B : auto_B, err)) {
-        free(results);
+    if (share_rows(run, &config, err) ||
+        prepare_policies(&run->prepared, &results, &n, &config, err)) {
         return err->status;
     }
     print_model(run);
@@ -914,21 +944,11 @@ static int run_plan_only(struct run *run, struct error *err)
         .flops = gpt_flops_per_token(c, run->T) * (double)run->o.total_batch,
         .gpus = config.gpus,
         .nodes = config.nodes,
-        .scaling = points,
-        .n_scaling = n_points,
     };
-    int status = STATUS_OK;
-    if (run->o.format == FORMAT_JSON) {
-        status = report_policies_json(stdout, &subject, results, n, err);
-    } else {
-        report_policies(stdout, &subject, results, n);
-    }
-    bool any = false;
-    for (size_t i = 0; i < n; i++) {
-        any = any || !results[i].error[0];
-    }
+    int status = plan_scaling(&subject, points, &config, results, err);
+    status = status ? status : report_all(run, &subject, results, n, err);
     free(results);
-    return status || any ? status : error_set(err, STATUS_FAIL, "no policy's plan fits");
+    return status;
 }
 
 static void print_run(const struct run *run)

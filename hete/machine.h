@@ -38,10 +38,10 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 // Times of a model's operations on the machine: matrix FLOP at peak_flops * efficiency, other work
 // by bytes, the larger one of both, and launch_s. 0: a call whose work the model does not tell.
 //
-// shape->ranks GPUs, `gpus` of them (at least 1, at most the ranks) on each machine. The host's work
-// gets 1/gpus of its rate. An exchange or gather of S bytes is N - 1 messages of S/N bytes in and
-// out of each of N ranks, as comm.h's transports send them: g - 1 of them go to GPUs of the same
-// machine, N - g over the network, which the g GPUs share, both at the same time:
+// shape->ranks GPUs, `gpus` of them (at least 1, at most the ranks) on each machine. The host's
+// work gets 1/gpus of its rate. An exchange or gather of S bytes is N - 1 messages of S/N bytes in
+// and out of each of N ranks, as comm.h's transports send them: g - 1 of them go to GPUs of the
+// same machine, N - g over the network, which the g GPUs share, both at the same time:
 //
 //     max((g - 1) (gpu_link_latency + S/N / gpu_link),
 //         (N - g) (network_latency + S/N / (network / g)))

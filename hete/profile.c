@@ -31,7 +31,7 @@
 #define ENOUGH        0.01 // seconds of tries: what is short is tried more often than TRIES_MIN
 #define SECONDS_MIN   1e-9 // nothing takes no time
 #define LONG          0.1  // seconds of a call that is not repeated
-#define ENOUGH_COPIES ((size_t)4) // before the rate of copies is believed
+#define ENOUGH_COPIES ((size_t)4)  // before the rate of copies is believed
 #define SHARED        ((size_t)64) // numbers that a rank shares in a step: one or so per unit
 
 // Offsets into the device's arena.

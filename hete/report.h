@@ -32,9 +32,9 @@ struct policy_result {
 // A number of GPUs that train with the same rows each (weak scaling).
 #define SCALE_POINTS_MAX 24
 struct scale_point {
-    size_t gpus, nodes;    // of all nodes
-    double tokens_per_s;   // per GPU
-    bool network;          // messages wait for the network rather than the link between GPUs
+    size_t gpus, nodes;  // of all nodes
+    double tokens_per_s; // per GPU
+    bool network;        // messages wait for the network rather than the link between GPUs
     struct prediction prediction;
     char error[512]; // not empty: does not fit, with the reason
 };

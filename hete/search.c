@@ -27,7 +27,7 @@ struct terms {
     double device[2][TERMS]; // the first block with its optimizer there, each other one
     double host[TERMS];
     double stream[STREAMS][TERMS]; // so many of them
-    double recompute[2][TERMS];               // the first, each other one
+    double recompute[2][TERMS];    // the first, each other one
 };
 
 // Terms that are found once and for all choices that have the same of everything but blocks.
@@ -378,8 +378,8 @@ static void probe(double *out, struct search *s, const struct choice *like, size
     }
 }
 
-// ZeRO stage 3: what so many blocks with a device optimizer, and of the host's streamed ones, add to
-// a block of the host. From two more than there are slots on each one adds the same.
+// ZeRO stage 3: what so many blocks with a device optimizer, and of the host's streamed ones, add
+// to a block of the host. From two more than there are slots on each one adds the same.
 static const double *streamed_terms(struct search *s, struct known *k, size_t device, size_t host)
 {
     double *v = k->streamed[device][host];
@@ -814,7 +814,8 @@ void search_autohete(struct search *s)
 
 // Of each number of streamed blocks as few recomputed ones as fit. With more streamed blocks there
 // are more copies in and gathers, and no more of anything else: it is enough to find where those
-// come to be most (up to as many as there are slots, a streamed block saves nothing: these are all tried).
+// come to be most (up to as many as there are slots, a streamed block saves nothing: these are all
+// tried).
 static double least_streaming(struct search *s, struct choice c, double least)
 {
     size_t on_host = s->problem->model->units - 1 - c.n_device;
