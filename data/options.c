@@ -116,6 +116,9 @@ static const struct option_row table[] = {
     INT("seed", NULL, seed, "1337", 0, 4294967295.0, true, "of weights, data order and samples"),
     INT("head-rows", NULL, head_rows, "256", 1, 1 << 20, true,
         "rows of logits that exist at one time; on cuda 2048 unless it is given"),
+    SWITCH("fast-reduce", NULL, fast_reduce, true,
+           "several ranks: sum gradients by the library's own reduce-scatter; faster on some "
+           "networks, but not in general the same bits from run to run"),
     SWITCH("help", NULL, help, false, "print this"),
     SWITCH("version", NULL, version, false, "print the version"),
 #undef GROUP
@@ -147,9 +150,6 @@ static const struct option_row table[] = {
            "no training: print what every policy would need and how fast it would be"),
     ROW("zero", "z", OPTION_INT, "N", NULL, "the planner's", 0, 3, zero, true, false,
         "ZeRO stage of optimizers on the device, with several ranks; 1 and 2 are the same here"),
-    SWITCH("fast-reduce", NULL, fast_reduce, true,
-           "several ranks: sum gradients by the library's own reduce-scatter; faster on some "
-           "networks, but not in general the same bits from run to run"),
     INT("gpus", NULL, gpus, "1", 1, 1024, false, "GPUs of each machine, for --plan-only"),
     INT("nodes", NULL, nodes, "1", 1, 1024, false, "machines, for --plan-only"),
     CHOICE("format", NULL, format, formats, "text", false, "of what --plan-only prints"),

@@ -84,6 +84,7 @@ struct options {
     int dtype;       // enum dtype_choice
     int64_t seed;
     int64_t head_rows; // rows of logits that exist at one time
+    bool fast_reduce;  // ranks sum gradients by their library's own reductions
     // memory and planning; none of it is part of a training state
     int64_t device_memory;              // bytes; OPTION_AUTO: no cap
     int64_t host_memory, pinned_memory; // bytes; OPTION_AUTO: what the system has to give
@@ -98,7 +99,6 @@ struct options {
     bool plan_only;                     // print what every policy would do
     int64_t gpus, nodes;                // of --plan-only: GPUs of each of so many machines
     int64_t zero;                       // ZeRO stage; OPTION_AUTO: the planner's choice
-    bool fast_reduce;                   // gradients are summed by the library's own reductions
     int format;                         // enum format_choice, of --plan-only
     int64_t report;                     // steps; 0: at the end only
     char trace[OPTION_TEXT_MAX];        // "": none

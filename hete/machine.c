@@ -147,7 +147,7 @@ _Static_assert(COUNT(machine_fields) <= FIELDS_MAX, "FIELDS_MAX");
 int machine_read(struct machine *m, const char *path, struct error *err)
 {
     const struct numbers numbers = {machine_fields, COUNT(machine_fields), m, m->name};
-    *m = (struct machine){0};
+    *m = (struct machine){.gpus = 1};
     if (read_numbers(&numbers, path, err)) {
         return err->status;
     }
@@ -228,17 +228,16 @@ static double unit_bytes(const struct step_shape *shape, size_t u)
     return (double)(model_unit(shape->model, u)->params * dtype_bytes(shape->dtype));
 }
 
-bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape, size_t gpus)
+bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape)
 {
     double n = (double)shape->ranks;
-    struct messages s = messages(m, n, (double)gpus, unit_bytes(shape, 1) / n);
+    struct messages s = messages(m, n, (double)m->gpus, unit_bytes(shape, 1) / n);
     return s.far_s > s.near_s;
 }
 
-static void comm_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape,
-                       size_t gpus)
+static void comm_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape)
 {
-    double n = (double)shape->ranks, g = (double)gpus;
+    double n = (double)shape->ranks, g = (double)m->gpus;
     if (shape->ranks <= 1) {
         return;
     }
@@ -250,8 +249,7 @@ static void comm_costs(struct costs *costs, const struct machine *m, const struc
     costs->share = messages_s(m, n, g, 0) + m->launch_s;
 }
 
-void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape,
-                   size_t gpus)
+void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape)
 {
     *costs = (struct costs){.clip = m->launch_s, .link = m->link};
     costs->peak_flops = m->peak_flops[shape->dtype];
@@ -278,12 +276,12 @@ void machine_costs(struct costs *costs, const struct machine *m, const struct st
         costs->accumulate[k] = params * accumulate / m->device_rate + m->launch_s;
         costs->norm[k] = params * grad / m->device_rate + m->launch_s;
     }
-    double sharers = (double)gpus;
+    double sharers = (double)m->gpus;
     costs->host_adam = sharers / m->host_adam;
     costs->host_speculate = costs->host_adam; // the same bytes
     costs->host_accumulate = sharers * accumulate / m->host_rate;
     costs->host_norm = sharers * 4 / m->host_rate; // of the fp32 sum
-    comm_costs(costs, m, shape, gpus);
+    comm_costs(costs, m, shape);
 }
 
 // ---- costs --------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ struct machine {
     double network;   // bytes/s of the machine to and from others, each direction; 0: none
     // What each further message between two GPUs adds, some of them being under way at once.
     double gpu_link_latency_s, network_latency_s;
+    size_t gpus; // of each machine that train, at most the ranks. Not of the file: 1
 };
 
 int machine_read(struct machine *m, const char *path, struct error *err);
@@ -49,13 +50,11 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 // (bytes: Thakur, Rabenseifner, Gropp 2005, the pairwise exchange; S (N - 1) / N is also what no
 // other algorithm goes below for either.) The sum of a scatter then reads N pieces and writes one.
 // Trees and rings have fewer latencies in a gather; small messages are where this is too slow.
-void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape,
-                   size_t gpus);
+void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape);
 
 // Do messages between GPUs, as long as those of a block's gather, wait for the network rather than
 // for the link between the GPUs of a machine?
-bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape,
-                               size_t gpus);
+bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape);
 
 // Costs as a file. What is read is to the bit what was written. comment: one line, or NULL.
 int costs_write(const struct costs *costs, const char *path, const char *comment,

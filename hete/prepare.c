@@ -235,6 +235,7 @@ static int read_machine(struct context *x, struct error *err)
         return err->status;
     }
     x->has_machine = true;
+    x->machine.gpus = x->here;
     if (x->here > 1 && x->machine.gpu_link <= 0) {
         return missing_rate(x, "gpu_link_gb_per_s", "its GPUs", err);
     }
@@ -412,7 +413,7 @@ static int set_costs(struct context *x, size_t B, struct error *err)
     }
     struct step_shape shape;
     plan_shape(&shape, &out->problem);
-    machine_costs(&out->costs, &x->machine, &shape, x->here);
+    machine_costs(&out->costs, &x->machine, &shape);
     return set(c->emulate) ? emulate(x, B, err) : STATUS_OK;
 }
 
@@ -711,8 +712,8 @@ static int scale(struct scale_point *point, const struct prepare_config *config,
     set_budget(&x);
     set_problem(&x, B);
     plan_shape(&shape, &out.problem);
-    machine_costs(&out.costs, &x.machine, &shape, gpus);
-    point->network = machine_waits_for_network(&x.machine, &shape, gpus);
+    machine_costs(&out.costs, &x.machine, &shape);
+    point->network = machine_waits_for_network(&x.machine, &shape);
     if (plan_choose(&out.plan, &out.problem, "auto", &why)) {
         snprintf(point->error, sizeof point->error, "%.511s", why.text);
         return STATUS_OK;
