@@ -59,6 +59,7 @@ int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const str
     for (int i = 0; i < SPACES && !status; i++) {
         out->total[i] = layout.total[i];
     }
+    out->shared = status ? 0 : layout.region[BUF_SHARED][0].bytes;
     layout_free(&layout);
     return status;
 }
@@ -84,6 +85,14 @@ void search_open(struct search *s, const struct plan_problem *problem, struct er
     s->problem = &s->plain;
     s->autohete_zero = problem->zero < 0 ? 3 : problem->zero;
     plan_shape(&s->shape, problem);
+    if (s->plain.ranks > 1 && problem->model->units <= PLAN_UNITS_MAX) {
+        struct plan plan;
+        struct plan_bytes bytes = {0};
+        plan_resident(&plan, problem->model, problem->B, problem->T, problem->micro_batches,
+                      problem->hold_updates);
+        s->status = plan_bytes(&bytes, &s->shape, &plan, SIZE_MAX, err);
+        s->shared = bytes.shared;
+    }
 }
 
 void search_close(struct search *s)
@@ -358,7 +367,7 @@ static void probe(double *out, struct search *s, const struct choice *like, size
     struct step_shape shape = s->shape;
     struct choice c = *like;
     struct plan plan;
-    struct plan_bytes bytes;
+    struct plan_bytes bytes = {0};
     double v[TERMS] = {0};
     few.units = 1 + device + host + stream;
     problem.model = shape.model = &few;
@@ -372,7 +381,8 @@ static void probe(double *out, struct search *s, const struct choice *like, size
     }
     s->status = plan_bytes(&bytes, &shape, &plan, SIZE_MAX, s->err);
     v[DEVICE_BYTES] = (double)bytes.total[SPACE_DEVICE];
-    v[HOST_BYTES] = (double)bytes.total[SPACE_PINNED] + (double)bytes.total[SPACE_HOST];
+    v[HOST_BYTES] =
+        (double)bytes.total[SPACE_PINNED] + (double)bytes.total[SPACE_HOST] - (double)bytes.shared;
     for (int i = 0; i < TERMS; i++) {
         out[i] = v[i] - (less ? less[i] : 0);
     }
@@ -480,7 +490,7 @@ void search_estimate(struct search *s, const struct choice *c, struct estimate *
         add_streamed(v, s, k, c);
     }
     *out = (struct estimate){.device_bytes = v[DEVICE_BYTES],
-                             .host_bytes = v[HOST_BYTES],
+                             .host_bytes = v[HOST_BYTES] + (double)s->shared,
                              .busiest_s = busiest(v),
                              .streaming_s = fmax(v[BUSY + LANE_COPY_IN], v[BUSY + LANE_COMM]),
                              .least_s = least_time(v)};
@@ -884,15 +894,17 @@ double search_bound(struct search *s)
 
 // ---- units of several ZeRO stages ---------------------------------------------------------------
 
-// As many slots as there is use for.
-static void count_slots(struct plan *plan)
+// As many slots and gradient buffers as there is use for.
+static void count_buffers(struct plan *plan)
 {
-    size_t streamed = 0;
+    size_t streamed = 0, sharded = 0;
     for (size_t u = 1; u < plan->units; u++) {
         streamed += plan->unit[u].stream;
+        sharded += plan->unit[u].shard;
     }
     plan->slots = plan->slots ? plan->slots : 2;
     plan->slots = plan->slots < streamed ? plan->slots : streamed;
+    plan->grad_buffers = sharded && !plan->grad_buffers ? 2 : plan->grad_buffers;
 }
 
 // Gives those of `n` units from `first` on whose optimizer is on the device another stage, and lets
@@ -912,7 +924,7 @@ static bool change_stage(struct plan *plan, size_t first, size_t n, size_t zero,
         keep -= plan->unit[u].recompute;
         plan->unit[u].recompute = false;
     }
-    count_slots(plan);
+    count_buffers(plan);
     return changed && keep == 0;
 }
 

@@ -36,6 +36,7 @@ struct search {
     const struct plan_problem *problem; // what is searched
     bool may_speculate;                 // auto looks for a plan that does, too
     struct step_shape shape;
+    size_t shared; // bytes of BUF_SHARED
     struct plan best;
     double best_s; // INFINITY: none so far
     // Of the plans that did not fit, the one that asks for least beyond the budgets.
@@ -63,6 +64,7 @@ void search_close(struct search *s);
 // Bytes of a plan: total[SPACE_HOST] without total[SPACE_PINNED].
 struct plan_bytes {
     size_t total[SPACES];
+    size_t shared; // of those on the host: BUF_SHARED, whose rounding depends on all units
 };
 int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const struct plan *plan,
                size_t pinned, struct error *err);
