@@ -726,8 +726,8 @@ static int open_device(struct run *run, const struct device_config *config, stru
 static int open_session(struct run *run, const struct session_config *config, struct error *err)
 {
     size_t tokens = config->B * config->T * config->micro_batches;
-    run->tokens = malloc((tokens + config->T) * sizeof *run->tokens); // and a row of other ranks
-    run->targets = malloc((tokens + config->T) * sizeof *run->targets);
+    run->tokens = malloc(tokens * sizeof *run->tokens);
+    run->targets = malloc(tokens * sizeof *run->targets);
     run->losses = malloc(config->B * config->T * sizeof *run->losses);
     if (!run->tokens || !run->targets || !run->losses) {
         return error_set(err, STATUS_FAIL, "no memory for a batch of %zu tokens", tokens);
@@ -1185,60 +1185,104 @@ static double loss_of_rows(struct run *run, size_t rows)
     return sum;
 }
 
+// This rank's sum of the losses of rows [first, first + n) of the validation data; n may be 0.
+static int loss_of_batch(struct run *run, uint64_t first, size_t n, double *sum, struct error *err)
+{
+    loader_rewind(run->val);
+    loader_skip(run->val, first);
+    for (size_t i = 0; i < n; i++) {
+        if (loader_next(run->val, run->tokens + i * run->T, run->targets + i * run->T, err)) {
+            return err->status;
+        }
+    }
+    *sum = loss_of_rows(run, n);
+    return check_lanes(run, err);
+}
+
+// In each round every rank takes a batch, and at the end some of them nothing, since all have to
+// take part where units are sharded. The sum is over batches in their order.
 static int validate(struct run *run, struct error *err)
 {
     uint64_t rows = (uint64_t)run->o.val_batches * run->B;
     rows = rows < loader_rows(run->val) ? rows : loader_rows(run->val);
-    double sum = 0;
-    loader_rewind(run->val);
-    for (uint64_t r = 0; r < rows; r += run->B) {
-        size_t n = rows - r < run->B ? (size_t)(rows - r) : run->B;
-        for (size_t i = 0; i < n; i++) {
-            if (loader_next(run->val, run->tokens + i * run->T, run->targets + i * run->T, err)) {
-                return err->status;
-            }
+    double sum = 0, mine, all[run->ranks];
+    for (uint64_t at = 0; at < rows; at += run->B * run->ranks) {
+        uint64_t first = at + run->B * run->rank, left = first < rows ? rows - first : 0;
+        size_t n = left < run->B ? (size_t)left : run->B;
+        if (loss_of_batch(run, first, n, &mine, err) ||
+            comm_all_gather(run->comm, &mine, all, sizeof mine, err)) {
+            return err->status;
         }
-        sum += loss_of_rows(run, n);
-    }
-    if (check_lanes(run, err)) {
-        return err->status;
+        for (size_t r = 0; r < run->ranks; r++) {
+            sum += all[r];
+        }
     }
     return log_val(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
                    sum / (double)(rows * run->T), err);
 }
 
-// Multiple choice: the completion with the lowest mean loss over its own tokens.
+// Room for the rows of one example.
+struct example {
+    int32_t *tokens, *targets;
+    float *losses;
+    unsigned char *mask;
+};
+
+static void free_example(struct example *x)
+{
+    free(x->tokens);
+    free(x->targets);
+    free(x->losses);
+    free(x->mask);
+}
+
+static int take_example(struct example *x, size_t n, struct error *err)
+{
+    *x = (struct example){malloc(n * sizeof *x->tokens), malloc(n * sizeof *x->targets),
+                          malloc(n * sizeof *x->losses), malloc(n)};
+    return x->tokens && x->targets && x->losses && x->mask
+               ? STATUS_OK
+               : error_set(err, STATUS_FAIL, "no memory for an --eval example of %zu tokens", n);
+}
+
+static void losses_of_example(struct run *run, const struct example *x)
+{
+    size_t T = run->T, rows = EVAL_COMPLETIONS;
+    for (size_t r = 0; r < rows; r += run->B) {
+        size_t n = rows - r < run->B ? rows - r : run->B;
+        memcpy(run->tokens, x->tokens + r * T, n * T * sizeof *x->tokens);
+        memcpy(run->targets, x->targets + r * T, n * T * sizeof *x->targets);
+        loss_of_rows(run, n);
+        memcpy(x->losses + r * T, run->losses, n * T * sizeof *x->losses);
+    }
+}
+
+// Multiple choice: the completion with the lowest mean loss over its own tokens. Every rank takes
+// an example in turn; in the last round some take one again, which counts for nothing.
 static int evaluate(struct run *run, struct error *err)
 {
-    size_t T = run->T, rows = EVAL_COMPLETIONS, right = 0, examples = evalset_count(run->evalset);
-    int32_t *tokens = malloc(rows * T * sizeof *tokens),
-            *targets = malloc(rows * T * sizeof *tokens);
-    float *losses = malloc(rows * T * sizeof *losses);
-    unsigned char *mask = malloc(rows * T);
-    int status = tokens && targets && losses && mask
-                     ? STATUS_OK
-                     : error_set(err, STATUS_FAIL, "no memory for --eval rows of %zu tokens", T);
-    for (size_t e = 0; status == STATUS_OK && e < examples && (run->ranks > 1 || !stop_signal);
-         e++) {
-        int label = evalset_rows(run->evalset, e, tokens, targets, mask);
-        for (size_t r = 0; r < rows; r += run->B) {
-            size_t n = rows - r < run->B ? rows - r : run->B;
-            memcpy(run->tokens, tokens + r * T, n * T * sizeof *tokens);
-            memcpy(run->targets, targets + r * T, n * T * sizeof *targets);
-            loss_of_rows(run, n);
-            memcpy(losses + r * T, run->losses, n * T * sizeof *losses);
-        }
-        right += evalset_choice(losses, mask, T) == label;
+    size_t examples = evalset_count(run->evalset), right = 0, all[run->ranks];
+    struct example x;
+    int status = take_example(&x, EVAL_COMPLETIONS * run->T, err);
+    bool stop = false; // of several ranks the others may not know of the signal
+    for (size_t e = 0; status == STATUS_OK && e < examples && !stop; e += run->ranks) {
+        bool counts = e + run->rank < examples;
+        int label =
+            evalset_rows(run->evalset, counts ? e + run->rank : 0, x.tokens, x.targets, x.mask);
+        losses_of_example(run, &x);
+        right += counts && evalset_choice(x.losses, x.mask, run->T) == label;
         status = check_lanes(run, err);
+        stop = run->ranks == 1 && stop_signal;
     }
-    free(tokens);
-    free(targets);
-    free(losses);
-    free(mask);
-    return status || (run->ranks == 1 && stop_signal)
-               ? status
-               : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
-                          (double)right / (double)examples, err);
+    free_example(&x);
+    if (status || stop || comm_all_gather(run->comm, &right, all, sizeof right, err)) {
+        return status ? status : stop ? STATUS_OK : err->status;
+    }
+    for (size_t r = 1; r < run->ranks; r++) {
+        all[0] += all[r];
+    }
+    return log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
+                    (double)all[0] / (double)examples, err);
 }
 
 // ---- training -----------------------------------------------------------------------------------
@@ -1263,15 +1307,16 @@ static int next_batch(struct run *run, struct error *err)
         loader_rewind(run->train);
     }
     struct loader_state start = loader_tell(run->train);
-    size_t rows = run->B * run->micro_batches, first = run->rank * rows;
-    for (size_t i = 0; i < rows * run->ranks; i++) {
-        size_t at = i - first < rows ? i - first : rows; // those of other ranks are read over
-        if (loader_next(run->train, run->tokens + at * run->T, run->targets + at * run->T, err)) {
+    size_t rows = run->B * run->micro_batches;
+    loader_skip(run->train, run->rank * rows);
+    for (size_t i = 0; i < rows; i++) {
+        if (loader_next(run->train, run->tokens + i * run->T, run->targets + i * run->T, err)) {
             struct error seeking;
             loader_seek(run->train, start, &seeking);
             return err->status;
         }
     }
+    loader_skip(run->train, (run->ranks - 1 - run->rank) * rows);
     return STATUS_OK;
 }
 
@@ -1404,7 +1449,7 @@ static bool due(const struct run *run, int64_t every)
 static bool pauses(const struct run *run, uint64_t step)
 {
     const struct options *o = &run->o;
-    return step >= run->steps || (o->out[0] && due_at(run, o->checkpoint_every, step)) ||
+    return step >= run->steps || (run->saves && due_at(run, o->checkpoint_every, step)) ||
            ((run->val || run->evalset) && due_at(run, o->val_every, step)) ||
            (o->sample_tokens > 0 && due_at(run, o->sample_every, step)) ||
            due_at(run, o->report, step);
