@@ -809,15 +809,6 @@ static int make_plan(struct run *run, struct error *err)
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
         return err->status;
     }
-    // Each rank has measured its own costs, and may have found another plan.
-    if (run->comm && (comm_broadcast(run->comm, &p->plan, sizeof p->plan, 0, err) ||
-                      comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, 0, err))) {
-        return err->status;
-    }
-    p->plan.ranks = run->ranks;
-    for (size_t u = 0; u < p->plan.units; u++) {
-        p->plan.unit[u].shard = run->ranks > 1 && p->plan.unit[u].host_optimizer;
-    }
     run->B = p->plan.B;
     run->micro_batches = p->plan.micro_batches;
     run->o.micro_batch = (int64_t)run->B;

@@ -45,8 +45,9 @@ struct prepared {
     struct device_config device; // to be opened for the session
 };
 
-// STATUS_USAGE: options that contradict each other, no such policy. STATUS_FAIL: nothing fits, or a
-// file cannot be read.
+// All ranks make the same plan, from the same costs and budgets. STATUS_USAGE: options that
+// contradict each other, no such policy. STATUS_FAIL: nothing fits; a file cannot be read; the
+// ranks do not ask for the same.
 int prepare(struct prepared *out, const struct prepare_config *config, struct error *err);
 
 // Everything on a device without a cap, and nothing measured. STATUS_FAIL: more than this machine's

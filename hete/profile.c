@@ -725,7 +725,7 @@ static double measure_among(struct profile *p, work_fn *work, size_t arg)
     if (p->lost.status || agree(p, &first, 1, NULL, &p->lost) || first > LONG) {
         return first;
     }
-    size_t n = first > 0.02 ? 3 : (size_t)fmin(fmax(ENOUGH / first, TRIES_MIN), TRIES_MAX);
+    size_t n = (size_t)fmin(fmax(ENOUGH / fmax(first, SECONDS_MIN), TRIES_MIN), TRIES_MAX);
     for (size_t i = 0; i < n; i++) {
         times[i] = once(p, work, arg);
     }
