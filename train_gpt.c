@@ -11,7 +11,9 @@
 #include "data/options.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
+#include "hete/build.h"
 #include "hete/comm.h"
+#include "hete/cores.h"
 #include "hete/generate.h"
 #include "hete/prepare.h"
 #include "hete/recipe.h"
@@ -30,6 +32,8 @@
 #include <unistd.h>
 
 #define VERSION "0.1"
+
+#define AGREED_MAX ((size_t)256) // values that ranks compare
 
 // A run stops when this many updates in a row were skipped because the norm was not finite.
 #define MAX_BAD_STEPS 10
@@ -93,7 +97,8 @@ static void catch_signals(void)
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of write(), not a death
+    sigaction(SIGUSR1, &action, NULL); // mpirun forwards this one at once, those never in time
+    signal(SIGXFSZ, SIG_IGN);          // a file size limit is an error of write(), not a death
     signal(SIGPIPE, SIG_IGN);
 }
 
@@ -136,6 +141,28 @@ static int open_ranks(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
+// Before anything computes: how many threads that is to be follows from the cores.
+static int take_cores(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    struct cores cores;
+    if (run->ranks == 1) {
+        return STATUS_OK;
+    }
+    if (cores_take(&cores, run->comm, err)) {
+        return err->status;
+    }
+    fprintf(run->say, "cores: %s\n", cores.summary);
+    if (cores.warning[0] && run->rank == 0) {
+        fprintf(stderr, "warning: %s\n", cores.warning);
+    }
+    if (!getenv("OMP_NUM_THREADS")) {
+        o->threads = o->threads ? o->threads : (int64_t)cores.threads;
+        o->host_threads = o->host_threads ? o->host_threads : (int64_t)cores.threads;
+    }
+    return STATUS_OK;
+}
+
 // A signal may reach some ranks only, and at different times: they stop after the same step.
 static int agree_to_stop(struct run *run, struct error *err)
 {
@@ -153,27 +180,66 @@ static int agree_to_stop(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
-// What has to be the same everywhere, or the sums would be of different things.
-static int agree_to_train(struct run *run, struct error *err)
+// Options, as lines `name=value`, and what else is in `values` already.
+static int agree_with_options(struct run *run, char *options, struct comm_value *values, size_t n,
+                              struct error *err)
 {
-    static char options[OPTIONS_SAVED_MAX];
-    static struct comm_value values[256];
-    char data[32], step[32];
-    size_t n = 0;
-    snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
-    snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
-    values[n++] = (struct comm_value){"the version", VERSION};
-    values[n++] = (struct comm_value){"the instruction set", run->dev->isa};
-    options_save(&run->o, options, sizeof options);
-    char *rest = options, *line; // `name=value` each
-    while ((line = strtok_r(rest, "\n", &rest)) && n + 2 < sizeof values / sizeof *values) {
+    char *line;
+    while ((line = strtok_r(options, "\n", &options)) && n < AGREED_MAX) {
         char *value = strchr(line, '=');
         values[n++] = (struct comm_value){line, value ? value + 1 : ""};
         line[value ? (size_t)(value - line) : strlen(line)] = 0;
     }
-    values[n++] = (struct comm_value){"the training data", data};
-    values[n++] = (struct comm_value){"the first step", step};
     return comm_agree(run->comm, values, n, err);
+}
+
+// Before anything is done together, or a rank would wait for what others have not been told to do.
+static int agree_to_start(struct run *run, struct error *err)
+{
+    static char options[OPTIONS_ALIKE_MAX];
+    static struct comm_value values[AGREED_MAX];
+    char build[256];
+    build_identity(build, sizeof build);
+    values[0] = (struct comm_value){"the version", VERSION};
+    values[1] = (struct comm_value){"the build", build};
+    options_alike(&run->o, options, sizeof options);
+    return agree_with_options(run, options, values, 2, err);
+}
+
+// All plan with the same costs and budgets, but a file of the same name may hold something else
+// elsewhere.
+static int agree_on_plan(struct run *run, struct error *err)
+{
+    char *text;
+    size_t bytes;
+    if (plan_text(&run->prepared.plan, &text, &bytes, err)) {
+        return err->status;
+    }
+    for (char *end = text; (end = strchr(end, '\n'));) {
+        *end = ',';
+    }
+    struct comm_value value = {"the plan", text};
+    int status = comm_agree(run->comm, &value, 1, err);
+    free(text);
+    return status;
+}
+
+// What has to be the same everywhere, or the sums would be of different things.
+static int agree_to_train(struct run *run, struct error *err)
+{
+    static char options[OPTIONS_SAVED_MAX];
+    static struct comm_value values[AGREED_MAX];
+    char data[32], step[32], graph[32];
+    snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
+    snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
+    snprintf(graph, sizeof graph, "%016llx",
+             (unsigned long long)graph_hash(session_graph(run->session)));
+    values[0] = (struct comm_value){"the instruction set", run->dev->isa};
+    values[1] = (struct comm_value){"the training data", data};
+    values[2] = (struct comm_value){"the first step", step};
+    values[3] = (struct comm_value){"the operations of a step", graph};
+    options_save(&run->o, options, sizeof options);
+    return agree_with_options(run, options, values, 4, err);
 }
 
 // ---- parameters, moments and files --------------------------------------------------------------
@@ -809,10 +875,13 @@ static int make_plan(struct run *run, struct error *err)
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
         return err->status;
     }
+    if (run->comm && agree_on_plan(run, err)) {
+        return err->status;
+    }
     run->B = p->plan.B;
     run->micro_batches = p->plan.micro_batches;
     run->o.micro_batch = (int64_t)run->B;
-    if (run->o.save_plan[0] && plan_write(&p->plan, run->o.save_plan, err)) {
+    if (run->rank == 0 && run->o.save_plan[0] && plan_write(&p->plan, run->o.save_plan, err)) {
         return err->status;
     }
     return STATUS_OK;
@@ -1047,7 +1116,7 @@ static bool print_token(void *ctx, int32_t token)
         fprintf(run->say, "%d ", token);
     }
     fflush(run->say);
-    return !stop_signal;
+    return run->ranks > 1 || !stop_signal; // others may not know of it, and decode along
 }
 
 // The prompt as tokens; end-of-text where there is none, or before one where nothing else is.
@@ -1550,16 +1619,27 @@ static int train(struct run *run, struct error *err)
     return status;
 }
 
+// The other ranks have nothing to wait for once their times are with the first one.
+static int draw(struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    if (run->ranks > 1 && o->trace[0] && watch_gather(&run->watch, run->session, run->comm, err)) {
+        return err->status;
+    }
+    return run->rank > 0 ? STATUS_OK
+                         : watch_draw(&run->watch, run->session, o->trace, o->timeline, err);
+}
+
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (open_ranks(run, err) ||
+    if (open_ranks(run, err) || agree_to_start(run, err) || take_cores(run, err) ||
         (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
         (o->resume && begin_resume(run, err))) {
         return err->status;
     }
     if (run->rank > 0) { // the first one writes
-        o->out[0] = o->save_plan[0] = o->trace[0] = o->timeline[0] = 0;
+        o->out[0] = 0;
     }
     guess_val(run);
     choose_device(run);
@@ -1608,7 +1688,7 @@ static int run_training(struct run *run, struct error *err)
     if (status == STATUS_OK && run->planned) {
         log_clear_bar(&run->log);
         watch_report(&run->watch, run->say);
-        status = watch_draw(&run->watch, run->session, o->trace, o->timeline, err);
+        status = draw(run, err);
     }
     struct error closing;
     int closed = log_close(&run->log, &closing);

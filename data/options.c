@@ -832,11 +832,12 @@ static bool unescape(char out[OPTION_TEXT_MAX], const char *text, size_t length)
     return true;
 }
 
-size_t options_save(const struct options *o, char *text, size_t room)
+static size_t put_values(const struct options *o, bool (*wanted)(const struct option_row *),
+                         char *text, size_t room)
 {
     size_t used = 0;
     for (size_t i = 0; i < ROWS; i++) {
-        if (!table[i].saved) {
+        if (!table[i].name || !wanted(&table[i])) {
             continue;
         }
         char value[OPTION_TEXT_MAX], escaped[2 * OPTION_TEXT_MAX];
@@ -849,6 +850,26 @@ size_t options_save(const struct options *o, char *text, size_t room)
         used += (size_t)n;
     }
     return used;
+}
+
+static bool is_saved(const struct option_row *row)
+{
+    return row->saved;
+}
+
+size_t options_save(const struct options *o, char *text, size_t room)
+{
+    return put_values(o, is_saved, text, room);
+}
+
+static bool is_alike(const struct option_row *row)
+{
+    return strcmp(row->name, "threads") != 0 && strcmp(row->name, "host-threads") != 0;
+}
+
+size_t options_alike(const struct options *o, char *text, size_t room)
+{
+    return put_values(o, is_alike, text, room);
 }
 
 static int merge_line(struct options *o, const char *line, size_t length,

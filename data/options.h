@@ -35,9 +35,10 @@
 
 enum {
     OPTION_AUTO = -1,
-    OPTIONS_MAX = 96,         // rows of the table at most
-    OPTION_TEXT_MAX = 4096,   // bytes of a text value, its 0 included
-    OPTIONS_SAVED_MAX = 65536 // bytes of all saved values as text
+    OPTIONS_MAX = 96,          // rows of the table at most
+    OPTION_TEXT_MAX = 4096,    // bytes of a text value, its 0 included
+    OPTIONS_SAVED_MAX = 65536, // bytes of all saved values as text
+    OPTIONS_ALIKE_MAX = 262144 // of all values
 };
 
 enum schedule_choice { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
@@ -132,6 +133,10 @@ const char *options_choice(const struct options *o, const char *name);
 // lines `name=value`; backslash and newline in texts as \\ and \n. Numbers round-trip exactly.
 // Returns the length, or 0 if `room` is too small (OPTIONS_SAVED_MAX always suffices).
 size_t options_save(const struct options *o, char *text, size_t room);
+
+// The same of every option that all ranks of a run have to be given alike: all but the numbers of
+// threads. OPTIONS_ALIKE_MAX always suffices.
+size_t options_alike(const struct options *o, char *text, size_t room);
 
 // Takes the saved values for all options that were not given on the command line. Where a given one
 // differs, the given one stays and `differs` is called (if not NULL), for the user to be told.

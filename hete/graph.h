@@ -136,6 +136,10 @@ void graph_access(struct graph *g, enum access_mode mode, enum buffer_kind kind,
 // No edge is there twice. STATUS_FAIL: no memory, here or while adding.
 int graph_link(struct graph *g, bool repeats, struct error *err);
 
+// What the operations and accesses are, in their order: any change of one gives another hash. Not
+// of the edges, which follow from them.
+uint64_t graph_hash(const struct graph *g);
+
 // Runs the list in program order, one operation at a time. Stops at the first status that is not
 // STATUS_OK and returns it.
 typedef int (*op_fn)(void *ctx, const struct op *op, uint64_t step, struct error *err);

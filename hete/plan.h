@@ -122,6 +122,8 @@ double plan_bound(const struct plan_problem *problem);
 // A small text file (hete/FORMATS.md describes it). Reading refuses unknown fields, missing
 // ones and values out of range, by line.
 int plan_write(const struct plan *plan, const char *path, struct error *err);
+// What is in such a file; the caller frees it.
+int plan_text(const struct plan *plan, char **text, size_t *bytes, struct error *err);
 int plan_read(struct plan *plan, const char *path, struct error *err);
 
 #endif

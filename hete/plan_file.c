@@ -75,11 +75,10 @@ static int write_units(FILE *out, const struct plan *plan)
     return failed;
 }
 
-int plan_write(const struct plan *plan, const char *path, struct error *err)
+int plan_text(const struct plan *plan, char **text, size_t *bytes, struct error *err)
 {
-    char *text = NULL;
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
+    *text = NULL;
+    FILE *out = open_memstream(text, bytes);
     assert(plan->policy[0] && plan->units >= 2 && plan->units <= PLAN_UNITS_MAX);
     int failed = !out || fprintf(out, "# a plan of train_gpt: see hete/FORMATS.md\npolicy %s\n",
                                  plan->policy) < 0;
@@ -90,8 +89,20 @@ int plan_write(const struct plan *plan, const char *path, struct error *err)
     }
     failed |= out && write_units(out, plan);
     failed |= out && fclose(out) != 0;
-    int status = failed ? error_set(err, STATUS_FAIL, "no memory for the text of a plan")
-                        : file_replace(path, text, bytes, err);
+    if (failed) {
+        free(*text);
+        *text = NULL;
+        return error_set(err, STATUS_FAIL, "no memory for the text of a plan");
+    }
+    return STATUS_OK;
+}
+
+int plan_write(const struct plan *plan, const char *path, struct error *err)
+{
+    char *text;
+    size_t bytes;
+    int status = plan_text(plan, &text, &bytes, err);
+    status = status ? status : file_replace(path, text, bytes, err);
     free(text);
     return status;
 }

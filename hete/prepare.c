@@ -111,41 +111,8 @@ static int agree_on_least(struct comm *comm, size_t *x, size_t n, struct error *
     return status;
 }
 
-// Whoever asks for something else would measure or plan something else, and be waited for.
-static int agree_on_request(const struct prepare_config *c, bool plans, struct error *err)
-{
-    const struct {
-        const char *name;
-        double value;
-    } numbers[] = {{"--micro-batch", (double)c->B},
-                   {"--seq", (double)c->T},
-                   {"the rows of a rank", (double)c->rows},
-                   {"--device-memory", (double)c->device_memory},
-                   {"--host-memory", (double)c->host_memory},
-                   {"--pinned-memory", (double)c->pinned_memory},
-                   {"--link-gb-per-s", c->link_gb_per_s},
-                   {"--zero", c->zero},
-                   {"--speculate", c->speculate},
-                   {"whether updates wait for the norm", c->hold_updates},
-                   {"--dtype", c->device.dtype}};
-    enum { NUMBERS = sizeof numbers / sizeof *numbers };
-    char text[NUMBERS][32];
-    struct comm_value values[NUMBERS + 7] = {{"the model", c->identity ? c->identity : ""},
-                                             {"whether anything is planned", plans ? "yes" : "no"},
-                                             {"--device", c->device.kind},
-                                             {"--machine", c->machine ? c->machine : ""},
-                                             {"--emulate", c->emulate ? c->emulate : ""},
-                                             {"--policy", c->policy ? c->policy : ""},
-                                             {"--plan", c->plan ? c->plan : ""}};
-    for (size_t i = 0; i < NUMBERS; i++) {
-        snprintf(text[i], sizeof text[i], "%.17g", numbers[i].value);
-        values[7 + i] = (struct comm_value){numbers[i].name, text[i]};
-    }
-    return comm_agree(c->comm, values, sizeof values / sizeof *values, err);
-}
-
 // As many ranks here as on the machine that has most of them.
-static int count_ranks(struct context *x, bool plans, struct error *err)
+static int count_ranks(struct context *x, struct error *err)
 {
     const struct prepare_config *c = x->config;
     size_t nodes = c->nodes ? c->nodes : 1;
@@ -153,9 +120,6 @@ static int count_ranks(struct context *x, bool plans, struct error *err)
     x->ranks = x->here * nodes;
     if (!c->comm) {
         return STATUS_OK;
-    }
-    if (agree_on_request(c, plans, err)) {
-        return err->status;
     }
     size_t others = x->ranks = (size_t)comm_ranks(c->comm);
     others -= (size_t)comm_local_ranks(c->comm);
@@ -538,7 +502,7 @@ int prepare(struct prepared *out, const struct prepare_config *config, struct er
 {
     struct context x = {.config = config, .out = out};
     *out = (struct prepared){0};
-    if (count_ranks(&x, true, err) || read_machine(&x, err)) {
+    if (count_ranks(&x, err) || read_machine(&x, err)) {
         return err->status;
     }
     set_budget(&x);
@@ -553,7 +517,7 @@ int prepare_resident(struct prepared *out, const struct prepare_config *config, 
     struct context x = {.config = config, .out = out};
     *out = (struct prepared){.miniature = 1, .slow_motion = 1};
     struct plan_problem *p = &out->problem;
-    if (count_ranks(&x, false, err)) {
+    if (count_ranks(&x, err)) {
         return err->status;
     }
     set_budget(&x);
@@ -592,7 +556,7 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
     p->dtype = config->device.dtype;
     p->B = config->B;
     p->T = config->T;
-    if (count_ranks(&x, true, err)) {
+    if (count_ranks(&x, err)) {
         return err->status;
     }
     set_budget(&x);
@@ -701,7 +665,7 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
                          config->gpus > 1 ? config->gpus : config->nodes);
     }
     struct policy_result *list = calloc(count, sizeof *list);
-    int status = list ? count_ranks(&x, true, err)
+    int status = list ? count_ranks(&x, err)
                       : error_set(err, STATUS_FAIL, "no memory for %zu policies", count);
     status = status ? status : read_machine(&x, err);
     if (status == STATUS_OK) {
@@ -742,7 +706,7 @@ static int scale(struct scale_point *point, const struct prepare_config *config,
     c.gpus = gpus;
     c.nodes = nodes;
     *point = (struct scale_point){.gpus = gpus * nodes, .nodes = nodes};
-    if (count_ranks(&x, true, err) || read_machine(&x, err)) {
+    if (count_ranks(&x, err) || read_machine(&x, err)) {
         return err->status;
     }
     set_budget(&x);

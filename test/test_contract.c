@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define STEPS 4
 
@@ -204,31 +203,15 @@ static void test_random_plans(void **state)
     assert_true(plans < 100 || (outcomes[0] > 0 && outcomes[1] > 0));
 }
 
-static void rank_is_gone(void *ctx, const struct error *err)
-{
-    (void)ctx;
-    fprintf(stderr, "%s\n", err->text);
-    _exit(1);
-}
-
 int main(int argc, char **argv)
 {
-    struct comm_config ranks = {.silence_s = 20, .gone = rank_is_gone};
-    struct error err;
     (void)argc;
     test_threads_sleep(argv);
-    if (comm_open(&comm, &ranks, &err)) {
-        fprintf(stderr, "%s\n", err.text);
-        return 1;
-    }
+    comm = tiny_ranks();
     const struct CMUnitTest tests[] = {
         {"fairscale #496, torchtune #1867, diffusers #14657, prime-rl PR#3109: random plans under "
          "chaos give the bits of a plain run",
          test_random_plans, NULL, NULL, NULL},
     };
-    int failed = cmocka_run_group_tests_name("contract", tests, NULL, NULL);
-    if (failed) {
-        comm_abort(comm, "a case has failed");
-    }
-    return comm_close(comm, &err) || failed;
+    return tiny_ranks_end(comm, cmocka_run_group_tests_name("contract", tests, NULL, NULL));
 }

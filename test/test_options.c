@@ -685,6 +685,31 @@ static void given_options_win_and_differences_are_told(void **state)
     assert_int_equal(o.threads, 0);
 }
 
+// Everything but the numbers of threads, also at its longest.
+static void ranks_compare_all_but_threads(void **state)
+{
+    (void)state;
+    static char text[OPTIONS_ALIKE_MAX], longest[OPTION_TEXT_MAX];
+    char *argv[] = {"train_gpt", "-i",         longest, "-j",       longest, "-e",
+                    longest,     "--eval",     longest, "--prompt", longest, "-o",
+                    longest,     "--trace",    longest, "--plan",   longest, "--save-plan",
+                    longest,     "--timeline", longest};
+    struct options o;
+    struct error err = {0};
+    size_t rows;
+    const struct option_row *t = options_table(&rows);
+    memset(longest, '\n', OPTION_TEXT_MAX - 1);
+    assert_int_equal(options_parse(&o, sizeof argv / sizeof *argv, argv, &err), STATUS_OK);
+    assert_true(options_alike(&o, text, sizeof text) > 10 * 2 * (OPTION_TEXT_MAX - 1));
+    for (size_t i = 1; i < rows; i++) {
+        char line[80];
+        snprintf(line, sizeof line, "\n%s=", t[i].name ? t[i].name : "");
+        if (t[i].name) {
+            assert_int_equal(strstr(text, line) != NULL, strstr(t[i].name, "threads") == NULL);
+        }
+    }
+}
+
 // A run may go on under another plan, so no training state may hold one.
 static void a_training_state_knows_nothing_of_the_plan(void **state)
 {
@@ -854,6 +879,7 @@ int main(void)
         cmocka_unit_test(saved_options_come_back_exactly),
         cmocka_unit_test(the_longest_texts_fit),
         cmocka_unit_test(given_options_win_and_differences_are_told),
+        cmocka_unit_test(ranks_compare_all_but_threads),
         cmocka_unit_test(a_training_state_knows_nothing_of_the_plan),
         cmocka_unit_test(damaged_saved_options_are_refused_and_change_nothing),
         cmocka_unit_test(documentation_names_only_options_that_exist),

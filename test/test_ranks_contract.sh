@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The contract with several ranks: whatever is sharded, streamed or on the host, and however the
 # lanes dawdle, at one number of ranks the bits are those of a plan that shards nothing. 17 ranks:
-# units are smaller than that, so that some pieces are empty.
+# units are smaller than that, so that some pieces are empty. And operations touch what they declare.
 # shellcheck source=test/tap.sh
 . "$(dirname "$0")/tap.sh"
 cd "$(dirname "$0")/.." || exit 1
@@ -26,9 +26,21 @@ plans() { # RANKS PLANS SEED
     [ "$(grep -c PASSED "$scratch/log")" -eq "$1" ]
 }
 
+declared() { # RANKS SEED
+    TEST_SEED=$2 timeout -k 5 300 mpirun --oversubscribe -np "$1" "${BUILD:-build}/test/test_graph" \
+        </dev/null >"$scratch/log" 2>&1 || {
+        grep -e ERROR -e rank "$scratch/log" | tail -n 20
+        return 1
+    }
+    [ "$(grep -c PASSED "$scratch/log")" -eq "$1" ]
+}
+
 seed=${TEST_SEED:-$((RANDOM * 1000))}
 for case in '2 60' '3 60' '4 25' '17 5'; do
     read -r n count <<<"$case"
     tap_case "$n ranks, $count random plans from TEST_SEED=$seed on" plans "$n" "$count" "$seed"
+done
+for n in 2 3; do
+    tap_case "$n ranks touch what they declare, TEST_SEED=$seed" declared "$n" "$seed"
 done
 tap_done

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void *test_alloc(size_t n, size_t size)
 {
@@ -59,6 +60,34 @@ const struct tiny_kind tiny_kinds[TINY_KINDS] = {
     {"bf16", DTYPE_BF16, 1},
     {"bf16, 3 micro-batches", DTYPE_BF16, 3},
 };
+
+static void rank_is_gone(void *ctx, const struct error *err)
+{
+    (void)ctx;
+    fprintf(stderr, "%s\n", err->text);
+    _exit(1);
+}
+
+struct comm *tiny_ranks(void)
+{
+    struct comm_config config = {.gone = rank_is_gone};
+    struct comm *comm;
+    struct error err;
+    if (comm_open(&comm, &config, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        exit(1);
+    }
+    return comm;
+}
+
+int tiny_ranks_end(struct comm *comm, int failed)
+{
+    struct error err;
+    if (failed) {
+        comm_abort(comm, "a case has failed");
+    }
+    return comm_close(comm, &err) || failed;
+}
 
 struct gpt_config tiny_config(const struct tiny_shape *shape)
 {

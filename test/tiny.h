@@ -41,6 +41,11 @@ struct tiny {
     size_t micro_tokens; // of a micro-batch
 };
 
+// The ranks of a test program that is run by mpirun; or one. A rank that is gone ends the program.
+struct comm *tiny_ranks(void);
+// To be returned from main: failed, as cmocka counts it, or whether another rank has.
+int tiny_ranks_end(struct comm *comm, int failed);
+
 // The kind of device that is under test: TEST_DEVICE, or cpu.
 const char *test_device(void);
 
