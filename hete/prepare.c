@@ -335,27 +335,6 @@ static void slow_down(struct costs *c, double factor)
 // long, now and then. In slow motion only norms, the encoder and what ranks share are shorter.
 #define PACE_MIN 2e-3
 
-static double lengthened(double seconds)
-{
-    return seconds > 0 ? fmax(seconds, PACE_MIN) : 0;
-}
-
-static void lengthen(struct costs *c)
-{
-    for (int u = 0; u < 2; u++) {
-        for (int call = 0; call < CALLS; call++) {
-            c->call[call][u] = lengthened(c->call[call][u]);
-        }
-        c->accumulate[u] = lengthened(c->accumulate[u]);
-        c->norm[u] = lengthened(c->norm[u]);
-        c->adam[u] = lengthened(c->adam[u]);
-        c->scatter[u] = lengthened(c->scatter[u]);
-        c->gather[u] = lengthened(c->gather[u]);
-    }
-    c->clip = lengthened(c->clip);
-    c->share = lengthened(c->share);
-}
-
 static int emulate(struct context *x, size_t B, struct error *err)
 {
     struct costs here, *there = &x->out->costs;
@@ -367,7 +346,7 @@ static int emulate(struct context *x, size_t B, struct error *err)
     }
     double factor = SLOW_MOTION * slowest(&here, there);
     slow_down(there, factor);
-    lengthen(there);
+    there->least = PACE_MIN;
     x->out->slow_motion = factor / (double)(x->out->miniature * x->out->miniature);
     x->out->device.link = x->config->link_gb_per_s > 0 ? link : there->link;
     return STATUS_OK;
