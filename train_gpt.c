@@ -206,7 +206,8 @@ static int agree_to_start(struct run *run, struct error *err)
     return agree_with_options(run, options, values, 2, err);
 }
 
-// A file of the same name may hold another plan elsewhere.
+// All plan with the same costs and budgets, but a file of the same name may hold something else
+// elsewhere.
 static int agree_on_plan(struct run *run, struct error *err)
 {
     char *text;
@@ -815,12 +816,13 @@ static void cache_directory(char *out, size_t size)
 }
 
 // Without any of these nothing is planned: everything is on a device that has no cap.
-static bool wants_plan(const struct options *o)
+static bool wants_plan(const struct run *run)
 {
+    const struct options *o = &run->o;
     return o->device_memory != OPTION_AUTO || o->machine[0] || o->emulate[0] || o->plan[0] ||
            options_given(o, "policy") || o->speculate || o->save_plan[0] ||
            o->micro_batch == OPTION_AUTO || o->report > 0 || o->trace[0] || o->timeline[0] ||
-           o->plan_only;
+           o->plan_only || (run->ranks > 1 && o->zero > 0);
 }
 
 static size_t bytes_given(int64_t bytes)
@@ -856,7 +858,10 @@ static struct prepare_config prepare_config(struct run *run)
         .emulate = o->emulate,
         .policy = o->policy,
         .plan = o->plan,
+        .zero = (int)o->zero,
+        .comm = run->comm,
         .gpus = (size_t)o->gpus,
+        .nodes = (size_t)o->nodes,
         .cache = run->cache[0] ? run->cache : NULL,
         .identity = run->identity,
     };
@@ -866,21 +871,12 @@ static int make_plan(struct run *run, struct error *err)
 {
     struct prepared *p = &run->prepared;
     struct prepare_config config = prepare_config(run);
-    run->planned = wants_plan(&run->o) || run->o.device == DEVICE_CUDA;
+    run->planned = wants_plan(run) || run->o.device == DEVICE_CUDA;
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
         return err->status;
     }
-    if (run->comm && run->o.plan[0] && agree_on_plan(run, err)) {
+    if (run->comm && agree_on_plan(run, err)) {
         return err->status;
-    }
-    // Each rank has measured its own costs, and may have found another plan.
-    if (run->comm && (comm_broadcast(run->comm, &p->plan, sizeof p->plan, 0, err) ||
-                      comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, 0, err))) {
-        return err->status;
-    }
-    p->plan.ranks = run->ranks;
-    for (size_t u = 0; u < p->plan.units; u++) {
-        p->plan.unit[u].shard = run->ranks > 1 && p->plan.unit[u].host_optimizer;
     }
     run->B = p->plan.B;
     run->micro_batches = p->plan.micro_batches;
@@ -938,9 +934,53 @@ static void print_model(const struct run *run)
             gpt_params(c));
 }
 
+// The part of a step's rows that each GPU of --plan-only has.
+static int share_rows(const struct run *run, struct prepare_config *config, struct error *err)
+{
+    size_t gpus = config->gpus * config->nodes;
+    if (config->rows % gpus || (config->B && config->rows / gpus % config->B)) {
+        return error_set(err, STATUS_USAGE,
+                         "--gpus %zu --nodes %zu: --total-batch %lld has %zu rows, which %zu GPUs "
+                         "with micro-batches of %zu rows cannot share",
+                         config->gpus, config->nodes, (long long)run->o.total_batch, config->rows,
+                         gpus, config->B ? config->B : 1);
+    }
+    config->rows /= gpus;
+    return STATUS_OK;
+}
+
+// How throughput per GPU changes with their number: with the micro-batch that auto has chosen.
+static int plan_scaling(struct report_subject *subject, struct scale_point *points,
+                        const struct prepare_config *config, const struct policy_result *automatic,
+                        struct error *err)
+{
+    size_t B = config->B ? config->B : automatic->error[0] ? 1 : automatic->B;
+    if (subject->gpus * subject->nodes == 1) {
+        return STATUS_OK;
+    }
+    subject->scaling = points;
+    return prepare_scaling(points, &subject->n_scaling, config, B, err);
+}
+
+static int report_all(const struct run *run, const struct report_subject *subject,
+                      const struct policy_result *results, size_t n, struct error *err)
+{
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        any = any || !results[i].error[0];
+    }
+    if (run->o.format == FORMAT_TEXT) {
+        report_policies(stdout, subject, results, n);
+    } else if (report_policies_json(stdout, subject, results, n, err)) {
+        return err->status;
+    }
+    return any ? STATUS_OK : error_set(err, STATUS_FAIL, "no policy's plan fits");
+}
+
 static int run_plan_only(struct run *run, struct error *err)
 {
     struct policy_result *results;
+    struct scale_point points[SCALE_POINTS_MAX];
     char name[96];
     size_t n;
     choose_device(run);
@@ -949,15 +989,8 @@ static int run_plan_only(struct run *run, struct error *err)
         return err->status;
     }
     struct prepare_config config = prepare_config(run);
-    if (config.rows % config.gpus || (config.B && config.rows / config.gpus % config.B)) {
-        return error_set(err, STATUS_USAGE,
-                         "--gpus %zu: --total-batch %lld has %zu rows, which %zu GPUs with "
-                         "micro-batches of %zu rows cannot share",
-                         config.gpus, (long long)run->o.total_batch, config.rows, config.gpus,
-                         config.B ? config.B : 1);
-    }
-    config.rows /= config.gpus;
-    if (prepare_policies(&run->prepared, &results, &n, &config, err)) {
+    if (share_rows(run, &config, err) ||
+        prepare_policies(&run->prepared, &results, &n, &config, err)) {
         return err->status;
     }
     print_model(run);
@@ -970,19 +1003,12 @@ static int run_plan_only(struct run *run, struct error *err)
         .problem = &run->prepared.problem,
         .flops = gpt_flops_per_token(c, run->T) * (double)run->o.total_batch,
         .gpus = config.gpus,
+        .nodes = config.nodes,
     };
-    int status = STATUS_OK;
-    if (run->o.format == FORMAT_JSON) {
-        status = report_policies_json(stdout, &subject, results, n, err);
-    } else {
-        report_policies(stdout, &subject, results, n);
-    }
-    bool any = false;
-    for (size_t i = 0; i < n; i++) {
-        any = any || !results[i].error[0];
-    }
+    int status = plan_scaling(&subject, points, &config, results, err);
+    status = status ? status : report_all(run, &subject, results, n, err);
     free(results);
-    return status || any ? status : error_set(err, STATUS_FAIL, "no policy's plan fits");
+    return status;
 }
 
 static void print_run(const struct run *run)

@@ -18,7 +18,7 @@
 // RESUME. `--resume` where there is nothing to resume is an error. llm.c's run scripts give `-y 1`
 // from the first run on, so that spelling sets begin_if_none too.
 //
-// llm.c's flags that have no meaning here (-f -ge -lg -r -w -z -p?) are accepted with their value;
+// llm.c's flags that have no meaning here (-f -ge -lg -r -w -p?) are accepted with their value;
 // each leaves one line in `notes` for the user.
 //
 // Rejected: getopt_long (long options with one dash, no types, ranges or defaults, one-letter short
@@ -85,6 +85,7 @@ struct options {
     int dtype;       // enum dtype_choice
     int64_t seed;
     int64_t head_rows; // rows of logits that exist at one time
+    bool fast_reduce;  // ranks sum gradients by their library's own reductions
     // memory and planning; none of it is part of a training state
     int64_t device_memory;              // bytes; OPTION_AUTO: no cap
     int64_t host_memory, pinned_memory; // bytes; OPTION_AUTO: what the system has to give
@@ -97,7 +98,8 @@ struct options {
     char plan[OPTION_TEXT_MAX];         // plan file to follow; "": none
     char save_plan[OPTION_TEXT_MAX];    // plan file to write; "": none
     bool plan_only;                     // print what every policy would do
-    int64_t gpus;                       // of --plan-only
+    int64_t gpus, nodes;                // of --plan-only: GPUs of each of so many machines
+    int64_t zero;                       // ZeRO stage; OPTION_AUTO: the planner's choice
     int format;                         // enum format_choice, of --plan-only
     int64_t report;                     // steps; 0: at the end only
     char trace[OPTION_TEXT_MAX];        // "": none
