@@ -605,6 +605,7 @@ static int try_policy(struct policy_result *r, const char *policy, struct search
     }
     now.plan = s->best;
     int status = plan_predict(&now.prediction, &now.plan, p, err);
+    now.bound_s = fmin(bound_s, now.prediction.bound_s); // not below a mix of ZeRO stages
     if (!status && (first || better(&now, r))) {
         *r = now;
     }
