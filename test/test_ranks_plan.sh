@@ -26,8 +26,9 @@ equal() {
 
 # decisions NAME: of a printed plan, the words of each run of units
 decisions() {
-    awk '/^  units / { inside = 1; next } $1 == "shared" { exit } inside { print $1, $2, $3, $4, $5 }' \
-        "$scratch/$1"
+    awk '/^  units / { inside = 1; next }
+        $1 == "shared" { exit }
+        inside { print $1, $2, $3, $4, $5 }' "$scratch/$1"
 }
 
 case_every_stage_has_the_same_bits() {
