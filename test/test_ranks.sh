@@ -53,7 +53,7 @@ same_bits() { # N ARGUMENT...
     ranks "$n" --steps 6 "$@"
     mv "$scratch/out" "$scratch/plain"
     for plan in '--policy zero-offload' '--policy zero-infinity --chaos 7' '--policy stronghold' \
-        '--chaos 3' '--device-memory 700000'; do
+        '--chaos 3' '--device-memory 760000' '--zero 0' '--zero 2' '--zero 3 --chaos 11'; do
         # shellcheck disable=SC2086 # words
         ranks "$n" --steps 6 "$@" $plan || { cat "$scratch/log" && return 1; }
         cmp "$scratch"/plain/model_00000006.bin "$scratch"/out/model_00000006.bin
