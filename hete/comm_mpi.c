@@ -28,6 +28,7 @@ struct mpi {
     struct comm_config config;
     MPI_Comm main, lane, beats;
     struct beat *beat; // NULL with one rank
+    bool left;
 };
 
 // ---- limits on MPI's own start and end ----------------------------------------------------------
@@ -352,10 +353,22 @@ static void give_up(struct comm *c, const char *why)
     beat_abort(((struct mpi *)c)->beat, why);
 }
 
-// All ranks are here when this returns STATUS_OK.
-static int leave(struct mpi *m, struct error *err)
+static void begin(struct comm *c, enum comm_thread thread)
 {
+    beat_begin(((struct mpi *)c)->beat, thread);
+}
+
+static bool has_failed(struct comm *c, struct error *err)
+{
+    return beat_failed(((struct mpi *)c)->beat, err);
+}
+
+// All ranks are here when this returns STATUS_OK.
+static int leave(struct comm *c, struct error *err)
+{
+    struct mpi *m = (struct mpi *)c;
     MPI_Request request;
+    m->left = true;
     beat_leave(m->beat);
     if (beat_failed(m->beat, err)) {
         return err->status;
@@ -369,7 +382,7 @@ static int close_mpi(struct comm *c, struct error *err)
     struct limit limit;
     int status = STATUS_OK;
     if (m->beat) {
-        status = leave(m, err);
+        status = m->left ? STATUS_OK : leave(c, err);
         beat_close(m->beat);
     }
     if (status == STATUS_OK) {
@@ -394,6 +407,9 @@ static const struct transport mpi_transport = {
     .gather = gather,
     .share = share,
     .reduce = reduce,
+    .begin = begin,
+    .failed = has_failed,
+    .leave = leave,
 };
 
 static int copy_communicator(MPI_Comm *out, struct error *err)

@@ -434,6 +434,7 @@ static void add_clip(struct building *b)
     bool alone = b->shape->ranks == 1;
     if (!alone) {
         add(b, OP_SHARE_LOSS, LANE_COMM, 0, 0);
+        b->g->ops[b->g->n_ops - 1].by_host = true;
         touch_losses(b);
         touch(b, ACCESS_WRITE, BUF_RANK_LOSSES, 0);
     }
@@ -772,8 +773,8 @@ static void place_exchange(struct placing *p)
         }
     }
     bool several = s->train && s->ranks > 1;
-    place(p, SPACE_HOST, BUF_EXCHANGE, 0, several ? s->ranks * own(p, most) + fp32(most) : 0);
-    place(p, SPACE_HOST, BUF_RANK_LOSSES, 0, several ? s->ranks * sizeof(double) : 0);
+    place(p, SPACE_DEVICE, BUF_EXCHANGE, 0, several ? s->ranks * own(p, most) + fp32(most) : 0);
+    place(p, SPACE_PINNED, BUF_RANK_LOSSES, 0, several ? s->ranks * sizeof(double) : 0);
 }
 
 static void place_host(struct placing *p)
