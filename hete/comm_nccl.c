@@ -12,9 +12,10 @@
 //
 // Communicators do not block the calling thread: whatever it waits for, it looks whether a rank is
 // gone. One that has failed is aborted, never destroyed, which would wait.
-#include "hete/transport.h"
+#include "hete/meet.h"
 #include "kernels/clock.h"
 
+#include <assert.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <pthread.h>
@@ -715,7 +716,10 @@ int comm_nccl_open(struct comm **out, struct comm *base, const struct comm_confi
     n->base = base;
     find_place(&mine, launch);
     make_ids(&ids);
-    int status = base ? tell_ids(n, &mine, all, &ids, err) : STATUS_FAIL;
+    static_assert(sizeof mine <= MEET_WORDS_MAX && sizeof ids <= MEET_DATA_MAX, "what ranks tell");
+    int status = base ? tell_ids(n, &mine, all, &ids, err)
+                      : comm_meet_open(&n->base, config, launch, &mine, all, sizeof mine, &ids,
+                                       sizeof ids, err);
     if (status == STATUS_OK) {
         n->comm = *n->base;
         n->comm.transport = &nccl_transport;
