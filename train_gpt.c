@@ -125,10 +125,13 @@ static int open_ranks(struct run *run, struct error *err)
     struct comm_config config = {
         .gone = rank_is_gone, .ctx = run, .gpus = gpus, .dir = run->o.out[0] ? run->o.out : NULL};
     int rank;
+    signal(SIGINT, SIG_DFL); // nothing is lost yet, and other ranks may be long in coming
+    signal(SIGTERM, SIG_DFL);
     if ((comm_meets(gpus, &rank) && rank == 0 && lock_out(run, err)) ||
         comm_open(&run->comm, &config, err)) {
         return err->status;
     }
+    catch_signals();
     run->rank = (size_t)comm_rank(run->comm);
     run->ranks = (size_t)comm_ranks(run->comm);
     run->o.device = run->ranks > 1 ? gpus ? DEVICE_CUDA : DEVICE_CPU : run->o.device;

@@ -77,7 +77,8 @@ static int cuda_failed(struct nccl *n, const char *what, cudaError_t code, struc
 static int nccl_failed(struct nccl *n, const char *what, ncclResult_t result, struct error *err)
 {
     char why[512];
-    snprintf(why, sizeof why, "%s (%.400s)", ncclGetErrorString(result), ncclGetLastError(NULL));
+    const char *last = ncclGetLastError(NULL);
+    snprintf(why, sizeof why, "%s%s%.400s", ncclGetErrorString(result), *last ? ": " : "", last);
     return set_failed(n, "NCCL", what, why, err);
 }
 

@@ -428,21 +428,31 @@ static void dequeue(struct executor *e, struct lane_state *l)
     finish(e, l, at, record);
 }
 
-static bool retire(struct executor *e, enum lane lane)
+// An operation that has passed, after those before it in its lane, and before them what they have
+// waited for in other lanes: that has passed, too. It was queued before them, as was what that
+// waited for in this lane, which is gone from here.
+static void retire_to(struct executor *e, position at)
 {
-    struct lane_state *l = e->lane + lane;
-    bool any = false;
-    while (l->n_queued && device_passed(e->config.device, mark_of(e, l->queue[0].at))) {
-        // What it waited for in other lanes is done, too, and goes first. That was queued before
-        // it, as was what that waited for in this lane: it is gone from here.
-        size_t op = op_of(e, l->queue[0].at);
-        for (uint32_t k = e->first_pred[op]; k < e->first_pred[op + 1]; k++) {
-            position from = pending_pred(e, l->queue[0].at, k);
+    struct lane_state *l = e->lane + lane_of(e, at);
+    while (!is_done(e, at)) {
+        position first = l->queue[0].at;
+        for (uint32_t k = e->first_pred[op_of(e, first)]; k < e->first_pred[op_of(e, first) + 1];
+             k++) {
+            position from = pending_pred(e, first, k);
             if (from != NOWHERE) {
-                retire(e, lane_of(e, from));
+                retire_to(e, from);
             }
         }
         dequeue(e, l);
+    }
+}
+
+static bool retire(struct executor *e, enum lane lane)
+{
+    const struct lane_state *l = e->lane + lane;
+    bool any = false;
+    while (l->n_queued && device_passed(e->config.device, mark_of(e, l->queue[0].at))) {
+        retire_to(e, l->queue[0].at);
         any = true;
     }
     return any;

@@ -308,7 +308,7 @@ struct beat_record {
 
 struct wire {
     const struct meet *m;
-    double every_s, looked_s; // files are looked at so often, and were last
+    double every_s, looked_s; // the neighbour's file is looked at so often, and was last
     struct beat_record out, in;
     bool told;
 };
@@ -354,10 +354,6 @@ static bool hear(void *ctx, struct beat_message *message, int *from)
     char path[PATH_MAX];
     struct beat_record record;
     double now = clock_s();
-    if (now - w->looked_s < w->every_s) {
-        return false;
-    }
-    w->looked_s = now;
     refresh(w->m);
     name(w->m, path, "end", w->m->token, -1);
     if (!w->told && read_record(path, &record, sizeof record)) {
@@ -366,6 +362,10 @@ static bool hear(void *ctx, struct beat_message *message, int *from)
         w->told = true;
         return true;
     }
+    if (now - w->looked_s < w->every_s) {
+        return false;
+    }
+    w->looked_s = now;
     *from = (w->m->comm.rank + 1) % w->m->comm.ranks;
     name(w->m, path, "beat", w->m->token, *from);
     if (read_record(path, &record, sizeof record) && record.count != w->in.count) {
