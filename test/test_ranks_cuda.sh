@@ -34,8 +34,20 @@ mpi() {
 
 # start RANK N OUT ARGUMENT...: its number is $!, what it prints is in OUT.RANK
 start() {
-    RANK=$1 WORLD_SIZE=$2 LOCAL_RANK=$1 timeout -k 5 100 "$sim" "${model[@]}" --device cuda \
-        --out "$3" "${@:4}" </dev/null >"$3.$1" 2>&1 &
+    RANK=$1 WORLD_SIZE=$2 LOCAL_RANK=$1 "$sim" "${model[@]}" --device cuda --out "$3" "${@:4}" \
+        </dev/null >"$3.$1" 2>&1 &
+}
+
+# until_there PATTERN: a file, but not for ever
+until_there() {
+    local tries
+    for ((tries = 0; tries < 600; tries++)); do
+        # shellcheck disable=SC2086 # a pattern
+        ls $1 >/dev/null 2>&1 && return
+        sleep 0.05
+    done
+    echo "no $1"
+    return 1
 }
 
 # alone N OUT ARGUMENT...: the last rank first
@@ -81,30 +93,32 @@ same_bits() {
     done
 }
 
-# What an earlier job of the same name has left: a job file, hellos, beats, a message of the end.
+# What an earlier job of the same name has left, which ended while its ranks met: the job file and
+# hellos, and those of one that ended later.
 stale() {
-    local file
-    start 1 2 "$scratch/out" --steps 1
-    until ls "$scratch"/out/ranks/hello.* >/dev/null 2>&1; do sleep 0.05; done
-    kill $!
-    wait $! || true
+    local first second
     start 0 2 "$scratch/out" --steps 1
-    local first=$!
-    sleep 0.5
+    first=$!
+    until_there "$scratch/out/ranks"
+    sleep 0.5 # what was there is removed
+    kill -STOP $first
     start 1 2 "$scratch/out" --steps 1
-    until file=$(ls "$scratch"/out/ranks/job.* 2>/dev/null) && cp "$file" "$scratch/job"; do
-        sleep 0.002
-    done
-    wait $! $first
-    mkdir -p "$scratch/out/ranks"
-    cp "$scratch/job" "$file"
+    second=$!
+    until_there "$scratch/out/ranks/hello.*.1"
+    kill -STOP $second
+    kill -CONT $first
+    until_there "$scratch/out/ranks/job.*"
+    kill -KILL $first $second
+    wait $first $second || true
+    find "$scratch/out/ranks" | grep hello
     : >"$scratch/out/ranks/end.0123456789abcdef"
-    alone 2 "$scratch/out" --steps 2
-    grep -q '"step":2' "$scratch/out/metrics.jsonl"
+    : >"$scratch/out/ranks/beat.0123456789abcdef.0"
+    alone 2 "$scratch/out" --steps 1
+    [ -e "$scratch/out/DONE_00000001" ]
     [ ! -e "$scratch/out/ranks" ]
 }
 
-# refused TEXT COMMAND...: which fails, with this text in its log
+# says TEXT: what was printed last
 says() {
     cat "$scratch"/out.* "$scratch"/log 2>/dev/null | tail -n 30
     cat "$scratch"/out.* "$scratch"/log 2>/dev/null | grep -q -- "$1"
@@ -116,8 +130,7 @@ second_job() {
     first=$!
     start 1 2 "$scratch/out" --steps 100000
     second=$!
-    until grep -q '"step"' "$scratch/out/metrics.jsonl" 2>/dev/null; do sleep 0.1; done
-    cp "$scratch/out.0" "$scratch/before"
+    until_there "$scratch/out/metrics.jsonl"
     RANK=0 WORLD_SIZE=2 "$sim" "${model[@]}" --device cuda --out "$scratch/out" \
         >"$scratch/log" 2>&1 && return 1
     grep -q 'in use by another run' "$scratch/log"
@@ -162,7 +175,7 @@ fault() {
             --checkpoint-every 5 --out "$scratch/out" </dev/null >"$scratch/out.$r" 2>&1 &
         pids+=($!)
     done
-    until ls "$scratch"/out/DONE_* >/dev/null 2>&1; do sleep 0.1; done
+    until_there "$scratch/out/DONE_*"
     started=$SECONDS
     kill -s "$1" "${pids[1]}"
     wait "${pids[0]}" && return 1
@@ -182,7 +195,7 @@ fault_mpi() {
         --device cuda --steps 100000 --checkpoint-every 5 --out "$scratch/out" </dev/null \
         >"$scratch/log" 2>&1 &
     parent=$!
-    until ls "$scratch"/out/DONE_* >/dev/null 2>&1; do sleep 0.1; done
+    until_there "$scratch/out/DONE_*"
     victim=$(pgrep -P "$(pgrep -P $parent)" | sed -n 2p)
     kill -KILL "$victim"
     wait $parent || true # which lets the others do as they like
