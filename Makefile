@@ -3,8 +3,9 @@
 # Variables: CC=gcc|clang, OPT=-O0..-O3, SAN=address|thread, JOBS=compilers at once, V=1 to see the
 # commands. CUDA=1|0: with the cuda device or without (default: with it where nvcc and a GPU are);
 # CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. MPI=0: without
-# MPI, the program of one process (default: with it where pkg-config ompi-c or mpicc is). NCCL=0:
-# with CUDA, without several GPUs (default: with them where nccl.h is; CUDA=sim has its own). Each
+# MPI, the program of one process (default: with it where pkg-config ompi-c or mpicc is). HWLOC=0:
+# without hwloc, ranks are not bound to cores (default: with it where hwloc.h is). NCCL=0: with
+# CUDA, without several GPUs (default: with them where nccl.h is; CUDA=sim has its own). Each
 # combination has a build folder of its own (build, build-clang-O0, build-cuda, build-address, ...),
 # BUILD=... names another. The programs lie in the working folder for build and build-cuda, else in
 # BUILD.
@@ -37,6 +38,7 @@ $(error CUDNN=$(CUDNN): attention by cuDNN is not offered, see Limits in README.
 endif
 BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)$(USE_CUDA:%=-cuda$(filter-out 1,$(CUDA)))$(\
           )$(if $(filter 0,$(MPI)),$(if $(filter file,$(origin MPI)),,-nompi))$(\
+          )$(if $(filter 0,$(HWLOC)),$(if $(filter file,$(origin HWLOC)),,-nohwloc))$(\
           )$(if $(filter 0,$(NCCL)),$(if $(filter file,$(origin NCCL)),,-nonccl))
 BIN     = $(if $(filter build build-cuda,$(BUILD)),.,$(BUILD))
 
@@ -48,10 +50,10 @@ SANS    = $(if $(SAN),-fsanitize=$(SAN)$(if $(filter address,$(SAN)),$(comma)und
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -g $(OPT) -fno-math-errno -fno-trapping-math \
           -ffp-contract=off -fopenmp -Wall -Wextra -Werror $(SANS) \
           $(if $(USE_CUDA),-DUSE_CUDA -isystem $(CUDA_HOME)/include) $(MPI_CFLAGS) \
-          $(NCCL_CFLAGS)
+          $(HWLOC_CFLAGS) $(NCCL_CFLAGS)
 LDFLAGS = -fopenmp $(SANS)
 LDLIBS  = -lpcre2-8 -ljansson -lxxhash -ldl -lm -lpthread $(NCCL_LIBS) $(CUDA_LIBS_$(CUDA)) \
-          $(MPI_LIBS)
+          $(MPI_LIBS) $(HWLOC_LIBS)
 CUDA_LIBS_1   = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
 CUDA_LIBS_sim = -lstdc++
 
@@ -78,6 +80,12 @@ NCCL_CFLAGS  = $(if $(USE_NCCL),-DUSE_NCCL)
 NCCL_LIBS    = $(if $(USE_NCCL),$(if $(filter 1,$(CUDA)),-lnccl))
 $(BUILD)/hete/comm_nccl.o: CFLAGS += $(if $(filter sim,$(CUDA)),-Itest/cuda)
 NCCL_FOUND   = $(if $(USE_NCCL),$(or $(NCCL_HEADER),of the CPU runtime),none: no more than one GPU)
+
+# What is known of a machine's cores, to divide them among ranks.
+HWLOC      := $(if $(shell echo '\#include <hwloc.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1),1,0)
+HWLOC_CFLAGS = $(if $(filter-out 0,$(HWLOC)),-DUSE_HWLOC)
+HWLOC_LIBS   = $(if $(filter-out 0,$(HWLOC)),-lhwloc)
+HWLOC_FOUND  = $(if $(HWLOC_LIBS),hwloc,no hwloc: ranks are not bound to cores)
 
 # Every file of kernels/cpu/ops is compiled once per (dtype, ISA); kernels/cpu/device.c picks the
 # variant at run time. No other object holds AVX instructions.
@@ -243,8 +251,8 @@ $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@{ $(CC) --version | head -n 1; echo '$(CFLAGS) $(LDFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_avx512) \
 	    $(if $(USE_CUDA),$(NVCC) $(NVCCFLAGS) $(SIMFLAGS))'; } >$@.new
-	@cmp -s $@.new $@ || { scripts/install_deps.sh --check && echo '  MPI $(MPI_FOUND)' && \
-	    echo '  NCCL $(NCCL_FOUND)'; }
+	@cmp -s $@.new $@ || { scripts/install_deps.sh --check && \
+	    echo '  MPI $(MPI_FOUND); $(HWLOC_FOUND)' && echo '  NCCL $(NCCL_FOUND)'; }
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(BUILD)/%.o: %.c $(BUILD)/flags

@@ -11,7 +11,9 @@
 #include "data/options.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
+#include "hete/build.h"
 #include "hete/comm.h"
+#include "hete/cores.h"
 #include "hete/generate.h"
 #include "hete/prepare.h"
 #include "hete/recipe.h"
@@ -30,6 +32,8 @@
 #include <unistd.h>
 
 #define VERSION "0.1"
+
+#define AGREED_MAX ((size_t)256) // values that ranks compare
 
 // A run stops when this many updates in a row were skipped because the norm was not finite.
 #define MAX_BAD_STEPS 10
@@ -51,7 +55,7 @@ struct run {
     char identity[128], cache[PATH_MAX];
     struct comm *comm;         // the other ranks; NULL unless training
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
-    bool stop;                 // what all ranks know of a signal
+    bool stop, saves;          // what all ranks know: of a signal, of the first one's --out
     uint64_t saved;            // step of the last checkpoint
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
@@ -93,7 +97,8 @@ static void catch_signals(void)
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of write(), not a death
+    sigaction(SIGUSR1, &action, NULL); // mpirun forwards this one at once, those never in time
+    signal(SIGXFSZ, SIG_IGN);          // a file size limit is an error of write(), not a death
     signal(SIGPIPE, SIG_IGN);
 }
 
@@ -141,38 +146,105 @@ static int open_ranks(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
+// Before anything computes: how many threads that is to be follows from the cores.
+static int take_cores(struct run *run, struct error *err)
+{
+    struct options *o = &run->o;
+    struct cores cores;
+    if (run->ranks == 1) {
+        return STATUS_OK;
+    }
+    if (cores_take(&cores, run->comm, err)) {
+        return err->status;
+    }
+    fprintf(run->say, "cores: %s\n", cores.summary);
+    if (cores.warning[0] && run->rank == 0) {
+        fprintf(stderr, "warning: %s\n", cores.warning);
+    }
+    if (!getenv("OMP_NUM_THREADS")) {
+        o->threads = o->threads ? o->threads : (int64_t)cores.threads;
+        o->host_threads = o->host_threads ? o->host_threads : (int64_t)cores.threads;
+    }
+    return STATUS_OK;
+}
+
 // A signal may reach some ranks only, and at different times: they stop after the same step.
 static int agree_to_stop(struct run *run, struct error *err)
 {
-    char mine = stop_signal != 0, all[run->ranks];
+    struct {
+        bool stop, saves;
+    } mine = {stop_signal != 0, run->o.out[0]}, all[run->ranks];
     if (comm_all_gather(run->comm, &mine, all, sizeof mine, err)) {
         return err->status;
     }
-    run->stop = memchr(all, 1, run->ranks) != NULL;
+    run->stop = false;
+    for (size_t r = 0; r < run->ranks; r++) {
+        run->stop |= all[r].stop;
+    }
+    run->saves = all[0].saves;
     return STATUS_OK;
+}
+
+// Options, as lines `name=value`, and what else is in `values` already.
+static int agree_with_options(struct run *run, char *options, struct comm_value *values, size_t n,
+                              struct error *err)
+{
+    char *line;
+    while ((line = strtok_r(options, "\n", &options)) && n < AGREED_MAX) {
+        char *value = strchr(line, '=');
+        values[n++] = (struct comm_value){line, value ? value + 1 : ""};
+        line[value ? (size_t)(value - line) : strlen(line)] = 0;
+    }
+    return comm_agree(run->comm, values, n, err);
+}
+
+// Before anything is done together, or a rank would wait for what others have not been told to do.
+static int agree_to_start(struct run *run, struct error *err)
+{
+    static char options[OPTIONS_ALIKE_MAX];
+    static struct comm_value values[AGREED_MAX];
+    char build[256];
+    build_identity(build, sizeof build);
+    values[0] = (struct comm_value){"the version", VERSION};
+    values[1] = (struct comm_value){"the build", build};
+    options_alike(&run->o, options, sizeof options);
+    return agree_with_options(run, options, values, 2, err);
+}
+
+// All plan with the same costs and budgets, but a file of the same name may hold something else
+// elsewhere.
+static int agree_on_plan(struct run *run, struct error *err)
+{
+    char *text;
+    size_t bytes;
+    if (plan_text(&run->prepared.plan, &text, &bytes, err)) {
+        return err->status;
+    }
+    for (char *end = text; (end = strchr(end, '\n'));) {
+        *end = ',';
+    }
+    struct comm_value value = {"the plan", text};
+    int status = comm_agree(run->comm, &value, 1, err);
+    free(text);
+    return status;
 }
 
 // What has to be the same everywhere, or the sums would be of different things.
 static int agree_to_train(struct run *run, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
-    static struct comm_value values[256];
-    char data[32], step[32];
-    size_t n = 0;
+    static struct comm_value values[AGREED_MAX];
+    char data[32], step[32], graph[32];
     snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
     snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
-    values[n++] = (struct comm_value){"the version", VERSION};
-    values[n++] = (struct comm_value){"the instruction set", run->dev->isa};
+    snprintf(graph, sizeof graph, "%016llx",
+             (unsigned long long)graph_hash(session_graph(run->session)));
+    values[0] = (struct comm_value){"the instruction set", run->dev->isa};
+    values[1] = (struct comm_value){"the training data", data};
+    values[2] = (struct comm_value){"the first step", step};
+    values[3] = (struct comm_value){"the operations of a step", graph};
     options_save(&run->o, options, sizeof options);
-    char *rest = options, *line; // `name=value` each
-    while ((line = strtok_r(rest, "\n", &rest)) && n + 2 < sizeof values / sizeof *values) {
-        char *value = strchr(line, '=');
-        values[n++] = (struct comm_value){line, value ? value + 1 : ""};
-        line[value ? (size_t)(value - line) : strlen(line)] = 0;
-    }
-    values[n++] = (struct comm_value){"the training data", data};
-    values[n++] = (struct comm_value){"the first step", step};
-    return comm_agree(run->comm, values, n, err);
+    return agree_with_options(run, options, values, 4, err);
 }
 
 // ---- parameters, moments and files --------------------------------------------------------------
@@ -193,8 +265,11 @@ static struct span file_span(const void *ctx, size_t first)
 
 static struct stream stream_of(const struct run *run, enum state state)
 {
-    return (struct stream){
-        .session = run->session, .state = state, .span = file_span, .ctx = &run->gpt};
+    return (struct stream){.session = run->session,
+                           .state = state,
+                           .span = file_span,
+                           .ctx = &run->gpt,
+                           .comm = run->ranks > 1 ? run->comm : NULL};
 }
 
 // The parameters, for a file of the dtype that its header says. Free .fp32.
@@ -269,7 +344,7 @@ static void put_numbers(const struct run *run, struct numbers *n)
     numbers_put_f64(n, "norm_count", &run->norm_window.count, 1);
 }
 
-static int save_checkpoint(struct run *run, struct error *err)
+static int write_checkpoint(struct run *run, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
     static struct numbers numbers;
@@ -309,6 +384,20 @@ static int save_checkpoint(struct run *run, struct error *err)
     }
     return checkpoint_prune(dir, run->step, (uint64_t)run->o.keep, (uint64_t)run->o.major_every,
                             err);
+}
+
+// The first rank writes, the others give it what they hold.
+static int save_checkpoint(struct run *run, struct error *err)
+{
+    struct error later;
+    if (run->rank > 0) {
+        return stream_follow(run->session, run->comm, err);
+    }
+    int status = write_checkpoint(run, err);
+    if (run->ranks > 1 && stream_done(run->comm, status ? &later : err) && !status) {
+        return err->status;
+    }
+    return status;
 }
 
 // Position in the data: where the state says, if the data is what it was.
@@ -713,8 +802,8 @@ static int open_device(struct run *run, const struct device_config *config, stru
 static int open_session(struct run *run, const struct session_config *config, struct error *err)
 {
     size_t tokens = config->B * config->T * config->micro_batches;
-    run->tokens = malloc((tokens + config->T) * sizeof *run->tokens); // and a row of other ranks
-    run->targets = malloc((tokens + config->T) * sizeof *run->targets);
+    run->tokens = malloc(tokens * sizeof *run->tokens);
+    run->targets = malloc(tokens * sizeof *run->targets);
     run->losses = malloc(config->B * config->T * sizeof *run->losses);
     if (!run->tokens || !run->targets || !run->losses) {
         return error_set(err, STATUS_FAIL, "no memory for a batch of %zu tokens", tokens);
@@ -737,12 +826,13 @@ static void cache_directory(char *out, size_t size)
 }
 
 // Without any of these nothing is planned: everything is on a device that has no cap.
-static bool wants_plan(const struct options *o)
+static bool wants_plan(const struct run *run)
 {
+    const struct options *o = &run->o;
     return o->device_memory != OPTION_AUTO || o->machine[0] || o->emulate[0] || o->plan[0] ||
            options_given(o, "policy") || o->speculate || o->save_plan[0] ||
            o->micro_batch == OPTION_AUTO || o->report > 0 || o->trace[0] || o->timeline[0] ||
-           o->plan_only;
+           o->plan_only || (run->ranks > 1 && o->zero > 0);
 }
 
 static size_t bytes_given(int64_t bytes)
@@ -778,7 +868,10 @@ static struct prepare_config prepare_config(struct run *run)
         .emulate = o->emulate,
         .policy = o->policy,
         .plan = o->plan,
+        .zero = (int)o->zero,
+        .comm = run->comm,
         .gpus = (size_t)o->gpus,
+        .nodes = (size_t)o->nodes,
         .cache = run->cache[0] ? run->cache : NULL,
         .identity = run->identity,
     };
@@ -788,19 +881,17 @@ static int make_plan(struct run *run, struct error *err)
 {
     struct prepared *p = &run->prepared;
     struct prepare_config config = prepare_config(run);
-    run->planned = wants_plan(&run->o) || run->o.device == DEVICE_CUDA;
+    run->planned = wants_plan(run) || run->o.device == DEVICE_CUDA;
     if (run->planned ? prepare(p, &config, err) : prepare_resident(p, &config, err)) {
         return err->status;
     }
-    // Each rank has measured its own costs, and may have found another plan.
-    if (run->comm && (comm_broadcast(run->comm, &p->plan, sizeof p->plan, 0, err) ||
-                      comm_broadcast(run->comm, &p->prediction, sizeof p->prediction, 0, err))) {
+    if (run->comm && agree_on_plan(run, err)) {
         return err->status;
     }
     run->B = p->plan.B;
     run->micro_batches = p->plan.micro_batches;
     run->o.micro_batch = (int64_t)run->B;
-    if (run->o.save_plan[0] && plan_write(&p->plan, run->o.save_plan, err)) {
+    if (run->rank == 0 && run->o.save_plan[0] && plan_write(&p->plan, run->o.save_plan, err)) {
         return err->status;
     }
     return STATUS_OK;
@@ -853,9 +944,53 @@ static void print_model(const struct run *run)
             gpt_params(c));
 }
 
+// The part of a step's rows that each GPU of --plan-only has.
+static int share_rows(const struct run *run, struct prepare_config *config, struct error *err)
+{
+    size_t gpus = config->gpus * config->nodes;
+    if (config->rows % gpus || (config->B && config->rows / gpus % config->B)) {
+        return error_set(err, STATUS_USAGE,
+                         "--gpus %zu --nodes %zu: --total-batch %lld has %zu rows, which %zu GPUs "
+                         "with micro-batches of %zu rows cannot share",
+                         config->gpus, config->nodes, (long long)run->o.total_batch, config->rows,
+                         gpus, config->B ? config->B : 1);
+    }
+    config->rows /= gpus;
+    return STATUS_OK;
+}
+
+// How throughput per GPU changes with their number: with the micro-batch that auto has chosen.
+static int plan_scaling(struct report_subject *subject, struct scale_point *points,
+                        const struct prepare_config *config, const struct policy_result *automatic,
+                        struct error *err)
+{
+    size_t B = config->B ? config->B : automatic->error[0] ? 1 : automatic->B;
+    if (subject->gpus * subject->nodes == 1) {
+        return STATUS_OK;
+    }
+    subject->scaling = points;
+    return prepare_scaling(points, &subject->n_scaling, config, B, err);
+}
+
+static int report_all(const struct run *run, const struct report_subject *subject,
+                      const struct policy_result *results, size_t n, struct error *err)
+{
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        any = any || !results[i].error[0];
+    }
+    if (run->o.format == FORMAT_TEXT) {
+        report_policies(stdout, subject, results, n);
+    } else if (report_policies_json(stdout, subject, results, n, err)) {
+        return err->status;
+    }
+    return any ? STATUS_OK : error_set(err, STATUS_FAIL, "no policy's plan fits");
+}
+
 static int run_plan_only(struct run *run, struct error *err)
 {
     struct policy_result *results;
+    struct scale_point points[SCALE_POINTS_MAX];
     char name[96];
     size_t n;
     choose_device(run);
@@ -864,15 +999,8 @@ static int run_plan_only(struct run *run, struct error *err)
         return err->status;
     }
     struct prepare_config config = prepare_config(run);
-    if (config.rows % config.gpus || (config.B && config.rows / config.gpus % config.B)) {
-        return error_set(err, STATUS_USAGE,
-                         "--gpus %zu: --total-batch %lld has %zu rows, which %zu GPUs with "
-                         "micro-batches of %zu rows cannot share",
-                         config.gpus, (long long)run->o.total_batch, config.rows, config.gpus,
-                         config.B ? config.B : 1);
-    }
-    config.rows /= config.gpus;
-    if (prepare_policies(&run->prepared, &results, &n, &config, err)) {
+    if (share_rows(run, &config, err) ||
+        prepare_policies(&run->prepared, &results, &n, &config, err)) {
         return err->status;
     }
     print_model(run);
@@ -885,19 +1013,12 @@ static int run_plan_only(struct run *run, struct error *err)
         .problem = &run->prepared.problem,
         .flops = gpt_flops_per_token(c, run->T) * (double)run->o.total_batch,
         .gpus = config.gpus,
+        .nodes = config.nodes,
     };
-    int status = STATUS_OK;
-    if (run->o.format == FORMAT_JSON) {
-        status = report_policies_json(stdout, &subject, results, n, err);
-    } else {
-        report_policies(stdout, &subject, results, n);
-    }
-    bool any = false;
-    for (size_t i = 0; i < n; i++) {
-        any = any || !results[i].error[0];
-    }
+    int status = plan_scaling(&subject, points, &config, results, err);
+    status = status ? status : report_all(run, &subject, results, n, err);
     free(results);
-    return status || any ? status : error_set(err, STATUS_FAIL, "no policy's plan fits");
+    return status;
 }
 
 static void print_run(const struct run *run)
@@ -1005,7 +1126,7 @@ static bool print_token(void *ctx, int32_t token)
         fprintf(run->say, "%d ", token);
     }
     fflush(run->say);
-    return !stop_signal;
+    return run->ranks > 1 || !stop_signal; // others may not know of it, and decode along
 }
 
 // The prompt as tokens; end-of-text where there is none, or before one where nothing else is.
@@ -1134,59 +1255,102 @@ static double loss_of_rows(struct run *run, size_t rows)
     return sum;
 }
 
+// This rank's sum of the losses of rows [first, first + n) of the validation data; n may be 0.
+static int loss_of_batch(struct run *run, uint64_t first, size_t n, double *sum, struct error *err)
+{
+    loader_rewind(run->val);
+    loader_skip(run->val, first);
+    for (size_t i = 0; i < n; i++) {
+        if (loader_next(run->val, run->tokens + i * run->T, run->targets + i * run->T, err)) {
+            return err->status;
+        }
+    }
+    *sum = loss_of_rows(run, n);
+    return check_lanes(run, err);
+}
+
+// In each round every rank takes a batch, and at the end some of them nothing, since all have to
+// take part where units are sharded. The sum is over batches in their order.
 static int validate(struct run *run, struct error *err)
 {
     uint64_t rows = (uint64_t)run->o.val_batches * run->B;
     rows = rows < loader_rows(run->val) ? rows : loader_rows(run->val);
-    double sum = 0;
-    loader_rewind(run->val);
-    for (uint64_t r = 0; r < rows; r += run->B) {
-        size_t n = rows - r < run->B ? (size_t)(rows - r) : run->B;
-        for (size_t i = 0; i < n; i++) {
-            if (loader_next(run->val, run->tokens + i * run->T, run->targets + i * run->T, err)) {
-                return err->status;
-            }
+    double sum = 0, mine, all[run->ranks];
+    for (uint64_t at = 0; at < rows; at += run->B * run->ranks) {
+        uint64_t first = at + run->B * run->rank, left = first < rows ? rows - first : 0;
+        size_t n = left < run->B ? (size_t)left : run->B;
+        if (loss_of_batch(run, first, n, &mine, err) ||
+            comm_all_gather(run->comm, &mine, all, sizeof mine, err)) {
+            return err->status;
         }
-        sum += loss_of_rows(run, n);
-    }
-    if (check_lanes(run, err)) {
-        return err->status;
+        for (size_t r = 0; r < run->ranks; r++) {
+            sum += all[r];
+        }
     }
     return log_val(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
                    sum / (double)(rows * run->T), err);
 }
 
-// Multiple choice: the completion with the lowest mean loss over its own tokens.
+// Room for the rows of one example.
+struct example {
+    int32_t *tokens, *targets;
+    float *losses;
+    unsigned char *mask;
+};
+
+static void free_example(struct example *x)
+{
+    free(x->tokens);
+    free(x->targets);
+    free(x->losses);
+    free(x->mask);
+}
+
+static int take_example(struct example *x, size_t n, struct error *err)
+{
+    *x = (struct example){malloc(n * sizeof *x->tokens), malloc(n * sizeof *x->targets),
+                          malloc(n * sizeof *x->losses), malloc(n)};
+    return x->tokens && x->targets && x->losses && x->mask
+               ? STATUS_OK
+               : error_set(err, STATUS_FAIL, "no memory for an --eval example of %zu tokens", n);
+}
+
+static void losses_of_example(struct run *run, const struct example *x)
+{
+    size_t T = run->T, rows = EVAL_COMPLETIONS;
+    for (size_t r = 0; r < rows; r += run->B) {
+        size_t n = rows - r < run->B ? rows - r : run->B;
+        memcpy(run->tokens, x->tokens + r * T, n * T * sizeof *x->tokens);
+        memcpy(run->targets, x->targets + r * T, n * T * sizeof *x->targets);
+        loss_of_rows(run, n);
+        memcpy(x->losses + r * T, run->losses, n * T * sizeof *x->losses);
+    }
+}
+
+// Multiple choice: the completion with the lowest mean loss over its own tokens. Every rank takes
+// an example in turn; in the last round some take one again, which counts for nothing.
 static int evaluate(struct run *run, struct error *err)
 {
-    size_t T = run->T, rows = EVAL_COMPLETIONS, right = 0, examples = evalset_count(run->evalset);
-    int32_t *tokens = malloc(rows * T * sizeof *tokens),
-            *targets = malloc(rows * T * sizeof *tokens);
-    float *losses = malloc(rows * T * sizeof *losses);
-    unsigned char *mask = malloc(rows * T);
-    int status = tokens && targets && losses && mask
-                     ? STATUS_OK
-                     : error_set(err, STATUS_FAIL, "no memory for --eval rows of %zu tokens", T);
-    for (size_t e = 0; status == STATUS_OK && e < examples && !stop_signal; e++) {
-        int label = evalset_rows(run->evalset, e, tokens, targets, mask);
-        for (size_t r = 0; r < rows; r += run->B) {
-            size_t n = rows - r < run->B ? rows - r : run->B;
-            memcpy(run->tokens, tokens + r * T, n * T * sizeof *tokens);
-            memcpy(run->targets, targets + r * T, n * T * sizeof *targets);
-            loss_of_rows(run, n);
-            memcpy(losses + r * T, run->losses, n * T * sizeof *losses);
-        }
-        right += evalset_choice(losses, mask, T) == label;
-        status = check_lanes(run, err);
+    size_t examples = evalset_count(run->evalset), right = 0, all[run->ranks];
+    struct example x;
+    int status = take_example(&x, EVAL_COMPLETIONS * run->T, err);
+    for (size_t e = 0; status == STATUS_OK && e < examples && !run->stop; e += run->ranks) {
+        bool counts = e + run->rank < examples;
+        int label =
+            evalset_rows(run->evalset, counts ? e + run->rank : 0, x.tokens, x.targets, x.mask);
+        losses_of_example(run, &x);
+        right += counts && evalset_choice(x.losses, x.mask, run->T) == label;
+        status = check_lanes(run, err) || agree_to_stop(run, err) ? err->status : STATUS_OK;
     }
-    free(tokens);
-    free(targets);
-    free(losses);
-    free(mask);
-    return status || stop_signal
-               ? status
-               : log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
-                          (double)right / (double)examples, err);
+    free_example(&x);
+    if (status || run->stop || comm_all_gather(run->comm, &right, all, sizeof right, err)) {
+        return status ? status : run->stop ? STATUS_OK : err->status;
+    }
+    for (size_t r = 1; r < run->ranks; r++) {
+        all[0] += all[r];
+    }
+    return log_eval(&run->log, run->step, run->step * (uint64_t)run->o.total_batch,
+                    (double)all[0] / (double)examples, err);
 }
 
 // ---- training -----------------------------------------------------------------------------------
@@ -1211,15 +1375,34 @@ static int next_batch(struct run *run, struct error *err)
         loader_rewind(run->train);
     }
     struct loader_state start = loader_tell(run->train);
-    size_t rows = run->B * run->micro_batches, first = run->rank * rows;
-    for (size_t i = 0; i < rows * run->ranks; i++) {
-        size_t at = i - first < rows ? i - first : rows; // those of other ranks are read over
-        if (loader_next(run->train, run->tokens + at * run->T, run->targets + at * run->T, err)) {
+    size_t rows = run->B * run->micro_batches;
+    loader_skip(run->train, run->rank * rows);
+    for (size_t i = 0; i < rows; i++) {
+        if (loader_next(run->train, run->tokens + i * run->T, run->targets + i * run->T, err)) {
             struct error seeking;
             loader_seek(run->train, start, &seeking);
             return err->status;
         }
     }
+    loader_skip(run->train, (run->ranks - 1 - run->rank) * rows);
+    return STATUS_OK;
+}
+
+// On the first rank that holds such a value; all ranks look, and say the same.
+static int find_nonfinite(struct run *run, char *where, size_t size, struct error *err)
+{
+    char mine[256] = "", all[run->ranks][sizeof mine];
+    session_find_nonfinite(run->session, mine, sizeof mine);
+    if (comm_all_gather(run->comm, mine, all, sizeof mine, err)) {
+        return err->status;
+    }
+    for (size_t r = 0; r < run->ranks; r++) {
+        if (all[r][0]) {
+            snprintf(where, size, "%s", all[r]);
+            return STATUS_OK;
+        }
+    }
+    snprintf(where, size, "none (the sum overflows)");
     return STATUS_OK;
 }
 
@@ -1228,8 +1411,8 @@ static int next_batch(struct run *run, struct error *err)
 static int report_nonfinite(struct run *run, const struct session_result *r, struct error *err)
 {
     char where[256];
-    if (!session_find_nonfinite(run->session, where, sizeof where)) {
-        snprintf(where, sizeof where, "none (the sum overflows)");
+    if (find_nonfinite(run, where, sizeof where, err)) {
+        return err->status;
     }
     log_clear_bar(&run->log);
     fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
@@ -1334,7 +1517,7 @@ static bool due(const struct run *run, int64_t every)
 static bool pauses(const struct run *run, uint64_t step)
 {
     const struct options *o = &run->o;
-    return step >= run->steps || (o->out[0] && due_at(run, o->checkpoint_every, step)) ||
+    return step >= run->steps || (run->saves && due_at(run, o->checkpoint_every, step)) ||
            ((run->val || run->evalset) && due_at(run, o->val_every, step)) ||
            (o->sample_tokens > 0 && due_at(run, o->sample_every, step)) ||
            due_at(run, o->report, step);
@@ -1404,8 +1587,7 @@ static int train(struct run *run, struct error *err)
             continue;
         }
         bool stop = run->step >= run->steps || run->stop;
-        if (run->o.out[0] && run->step > run->saved &&
-            (due(run, run->o.checkpoint_every) || stop)) {
+        if (run->saves && run->step > run->saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
                 say_last_checkpoint(run);
                 return err->status;
@@ -1423,7 +1605,10 @@ static int train(struct run *run, struct error *err)
         struct error later;
         (void)finish_step(run, &later);
     }
-    if (run->o.out[0] && run->step > run->saved && !run->damaged && (status || run->stop)) {
+    // Of several ranks this one may be the only one that has failed: the others would not give
+    // what they hold.
+    bool alone = run->ranks == 1;
+    if (run->saves && run->step > run->saved && !run->damaged && (run->stop || (status && alone))) {
         struct error saving;
         if (save_checkpoint(run, &saving)) {
             fprintf(stderr, "train_gpt: %s\n", saving.text);
@@ -1436,22 +1621,33 @@ static int train(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
-    if (status && run->damaged) {
+    if (status && (run->damaged || !alone)) {
         say_last_checkpoint(run);
     }
     return status;
 }
 
+// The other ranks have nothing to wait for once their times are with the first one.
+static int draw(struct run *run, struct error *err)
+{
+    const struct options *o = &run->o;
+    if (run->ranks > 1 && o->trace[0] && watch_gather(&run->watch, run->session, run->comm, err)) {
+        return err->status;
+    }
+    return run->rank > 0 ? STATUS_OK
+                         : watch_draw(&run->watch, run->session, o->trace, o->timeline, err);
+}
+
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (open_ranks(run, err) ||
+    if (open_ranks(run, err) || agree_to_start(run, err) || take_cores(run, err) ||
         (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
         (o->resume && begin_resume(run, err))) {
         return err->status;
     }
     if (run->rank > 0) { // the first one writes
-        o->out[0] = o->save_plan[0] = o->trace[0] = o->timeline[0] = 0;
+        o->out[0] = 0;
     }
     guess_val(run);
     choose_device(run);
@@ -1500,7 +1696,7 @@ static int run_training(struct run *run, struct error *err)
     if (status == STATUS_OK && run->planned) {
         log_clear_bar(&run->log);
         watch_report(&run->watch, run->say);
-        status = watch_draw(&run->watch, run->session, o->trace, o->timeline, err);
+        status = draw(run, err);
     }
     struct error closing;
     int closed = log_close(&run->log, &closing);

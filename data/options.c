@@ -116,6 +116,9 @@ static const struct option_row table[] = {
     INT("seed", NULL, seed, "1337", 0, 4294967295.0, true, "of weights, data order and samples"),
     INT("head-rows", NULL, head_rows, "256", 1, 1 << 20, true,
         "rows of logits that exist at one time; on cuda 2048 unless it is given"),
+    SWITCH("fast-reduce", NULL, fast_reduce, true,
+           "several ranks: sum gradients by the library's own reduce-scatter; faster on some "
+           "networks, but not in general the same bits from run to run"),
     SWITCH("help", NULL, help, false, "print this"),
     SWITCH("version", NULL, version, false, "print the version"),
 #undef GROUP
@@ -145,7 +148,10 @@ static const struct option_row table[] = {
     TEXT("save-plan", NULL, save_plan, "FILE", "", 0, false, "write the plan to a file"),
     SWITCH("plan-only", NULL, plan_only, false,
            "no training: print what every policy would need and how fast it would be"),
-    INT("gpus", NULL, gpus, "1", 1, 1024, false, "GPUs of the machine, for --plan-only"),
+    ROW("zero", "z", OPTION_INT, "N", NULL, "the planner's", 0, 3, zero, true, false,
+        "ZeRO stage of optimizers on the device, with several ranks; 1 and 2 are the same here"),
+    INT("gpus", NULL, gpus, "1", 1, 1024, false, "GPUs of each machine, for --plan-only"),
+    INT("nodes", NULL, nodes, "1", 1, 1024, false, "machines, for --plan-only"),
     CHOICE("format", NULL, format, formats, "text", false, "of what --plan-only prints"),
     INT("report", NULL, report, "0", 0, 1 * G, false,
         "steps between reports of predicted against measured times; 0: one at the end"),
@@ -163,7 +169,6 @@ static const struct option_row table[] = {
     LLMC("lg", OPTION_LLMC, "there is no GPU to report on"),
     LLMC("r", OPTION_LLMC, "what is recomputed is not chosen by hand"),
     LLMC("w", OPTION_LLMC, "fp32 master weights are always kept"),
-    LLMC("z", OPTION_LLMC, "one process has nothing to shard"),
     LLMC("pn", OPTION_LLMC, ONE_PROCESS),
     LLMC("pr", OPTION_LLMC, ONE_PROCESS),
     LLMC("pg", OPTION_LLMC, ONE_PROCESS),
@@ -557,6 +562,7 @@ static const struct {
     {"plan-only", "trace", "no step is made that could be drawn"},
     {"plan-only", "timeline", "no step is made that could be drawn"},
     {"plan-only", "chaos", "no step is made that could be disturbed"},
+    {"zero", "plan", "the plan in the file says what is sharded"},
     {"speculate", "plan", "the plan in the file says whether (its line speculate)"},
     {"speculate", "emulate",
      "whether it holds depends on the training, which a miniature does not stand for"},
@@ -565,7 +571,7 @@ static const struct {
 // An option that says something about another one.
 static const struct {
     const char *name, *needs;
-} needed[] = {{"format", "plan-only"}, {"gpus", "plan-only"}};
+} needed[] = {{"format", "plan-only"}, {"gpus", "plan-only"}, {"nodes", "plan-only"}};
 
 static int check_pairs(const struct options *o, struct error *err)
 {
@@ -826,11 +832,12 @@ static bool unescape(char out[OPTION_TEXT_MAX], const char *text, size_t length)
     return true;
 }
 
-size_t options_save(const struct options *o, char *text, size_t room)
+static size_t put_values(const struct options *o, bool (*wanted)(const struct option_row *),
+                         char *text, size_t room)
 {
     size_t used = 0;
     for (size_t i = 0; i < ROWS; i++) {
-        if (!table[i].saved) {
+        if (!table[i].name || !wanted(&table[i])) {
             continue;
         }
         char value[OPTION_TEXT_MAX], escaped[2 * OPTION_TEXT_MAX];
@@ -843,6 +850,26 @@ size_t options_save(const struct options *o, char *text, size_t room)
         used += (size_t)n;
     }
     return used;
+}
+
+static bool is_saved(const struct option_row *row)
+{
+    return row->saved;
+}
+
+size_t options_save(const struct options *o, char *text, size_t room)
+{
+    return put_values(o, is_saved, text, room);
+}
+
+static bool is_alike(const struct option_row *row)
+{
+    return strcmp(row->name, "threads") != 0 && strcmp(row->name, "host-threads") != 0;
+}
+
+size_t options_alike(const struct options *o, char *text, size_t room)
+{
+    return put_values(o, is_alike, text, room);
 }
 
 static int merge_line(struct options *o, const char *line, size_t length,

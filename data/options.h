@@ -18,7 +18,7 @@
 // RESUME. `--resume` where there is nothing to resume is an error. llm.c's run scripts give `-y 1`
 // from the first run on, so that spelling sets begin_if_none too.
 //
-// llm.c's flags that have no meaning here (-f -ge -lg -r -w -z -p?) are accepted with their value;
+// llm.c's flags that have no meaning here (-f -ge -lg -r -w -p?) are accepted with their value;
 // each leaves one line in `notes` for the user.
 //
 // Rejected: getopt_long (long options with one dash, no types, ranges or defaults, one-letter short
@@ -35,9 +35,10 @@
 
 enum {
     OPTION_AUTO = -1,
-    OPTIONS_MAX = 96,         // rows of the table at most
-    OPTION_TEXT_MAX = 4096,   // bytes of a text value, its 0 included
-    OPTIONS_SAVED_MAX = 65536 // bytes of all saved values as text
+    OPTIONS_MAX = 96,          // rows of the table at most
+    OPTION_TEXT_MAX = 4096,    // bytes of a text value, its 0 included
+    OPTIONS_SAVED_MAX = 65536, // bytes of all saved values as text
+    OPTIONS_ALIKE_MAX = 262144 // of all values
 };
 
 enum schedule_choice { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
@@ -84,6 +85,7 @@ struct options {
     int dtype;       // enum dtype_choice
     int64_t seed;
     int64_t head_rows; // rows of logits that exist at one time
+    bool fast_reduce;  // ranks sum gradients by their library's own reductions
     // memory and planning; none of it is part of a training state
     int64_t device_memory;              // bytes; OPTION_AUTO: no cap
     int64_t host_memory, pinned_memory; // bytes; OPTION_AUTO: what the system has to give
@@ -96,7 +98,8 @@ struct options {
     char plan[OPTION_TEXT_MAX];         // plan file to follow; "": none
     char save_plan[OPTION_TEXT_MAX];    // plan file to write; "": none
     bool plan_only;                     // print what every policy would do
-    int64_t gpus;                       // of --plan-only
+    int64_t gpus, nodes;                // of --plan-only: GPUs of each of so many machines
+    int64_t zero;                       // ZeRO stage; OPTION_AUTO: the planner's choice
     int format;                         // enum format_choice, of --plan-only
     int64_t report;                     // steps; 0: at the end only
     char trace[OPTION_TEXT_MAX];        // "": none
@@ -130,6 +133,10 @@ const char *options_choice(const struct options *o, const char *name);
 // lines `name=value`; backslash and newline in texts as \\ and \n. Numbers round-trip exactly.
 // Returns the length, or 0 if `room` is too small (OPTIONS_SAVED_MAX always suffices).
 size_t options_save(const struct options *o, char *text, size_t room);
+
+// The same of every option that all ranks of a run have to be given alike: all but the numbers of
+// threads. OPTIONS_ALIKE_MAX always suffices.
+size_t options_alike(const struct options *o, char *text, size_t room);
 
 // Takes the saved values for all options that were not given on the command line. Where a given one
 // differs, the given one stays and `differs` is called (if not NULL), for the user to be told.

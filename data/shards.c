@@ -450,6 +450,26 @@ struct loader_state loader_tell(const struct loader *l)
     return l->state;
 }
 
+static void go_to(struct loader *l, struct loader_state state)
+{
+    l->state = state;
+    l->turn = 0;
+    l->turn_start = 0;
+    for (;;) {
+        uint64_t rows = l->shards[shard_of_turn(l, l->turn)].rows;
+        if (state.row < l->turn_start + rows)
+            return;
+        l->turn_start += rows;
+        l->turn++;
+    }
+}
+
+void loader_skip(struct loader *l, uint64_t rows)
+{
+    uint64_t row = l->state.row + rows;
+    go_to(l, (struct loader_state){l->state.epoch + row / l->rows, row % l->rows});
+}
+
 int loader_seek(struct loader *l, struct loader_state state, struct error *err)
 {
     if (state.row >= l->rows)
@@ -457,16 +477,8 @@ int loader_seek(struct loader *l, struct loader_state state, struct error *err)
                          "%s: cannot go on at row %" PRIu64 ": there are %" PRIu64 " rows of %zu "
                          "tokens; is this the data and --seq of the run to resume?",
                          l->shards[0].path, state.row, l->rows, l->T);
-    l->state = state;
-    l->turn = 0;
-    l->turn_start = 0;
-    for (;;) {
-        uint64_t rows = l->shards[shard_of_turn(l, l->turn)].rows;
-        if (state.row < l->turn_start + rows)
-            return STATUS_OK;
-        l->turn_start += rows;
-        l->turn++;
-    }
+    go_to(l, state);
+    return STATUS_OK;
 }
 
 void loader_rewind(struct loader *l)

@@ -67,6 +67,9 @@ uint64_t loader_fingerprint(const struct loader *loader);
 // the loader then stays where it was.
 int loader_next(struct loader *loader, int32_t *tokens, int32_t *targets, struct error *err);
 
+// As if `rows` rows had been copied, without looking at them. Takes time O(shards).
+void loader_skip(struct loader *loader, uint64_t rows);
+
 struct loader_state loader_tell(const struct loader *loader);
 
 // The next row will be the one that followed when loader_tell() gave `state`. Takes time O(shards).

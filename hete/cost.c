@@ -2,6 +2,8 @@
 #include "hete/cost.h"
 #include "hete/plan.h"
 
+#include <math.h>
+
 static double seconds_on_host(const struct costs *costs, uint16_t kind)
 {
     switch (kind) {
@@ -16,12 +18,24 @@ static double seconds_on_host(const struct costs *costs, uint16_t kind)
     }
 }
 
+// The part of a unit that an operation works on: n of its elements.
+static double part_of(const struct step_shape *shape, const struct op *op, size_t n)
+{
+    return (double)n / (double)model_unit(shape->model, op->unit)->params;
+}
+
+static double seconds_on_device(const struct costs *costs, double seconds)
+{
+    return seconds > 0 ? fmax(seconds, costs->least) : 0;
+}
+
 static double work_of(const struct costs *costs, const struct step_shape *shape,
                       const struct plan *plan, const struct op *op)
 {
     size_t first, k = op->unit > 0;
+    double held = op_has_unit(op->kind) ? part_of(shape, op, step_held(shape, plan, op->unit)) : 1;
     if (op->kind < CALLS) {
-        return costs->call[op->kind][k];
+        return seconds_on_device(costs, costs->call[op->kind][k]);
     }
     if (op->kind == OP_HOST_ADAM && plan->speculate) {
         return 0; // what was written beforehand is right, nearly always
@@ -36,13 +50,20 @@ static double work_of(const struct costs *costs, const struct step_shape *shape,
         return (double)(step_slice(shape, plan, op->unit, op->slice, &first) *
                         dtype_bytes(shape->dtype));
     case OP_ACCUMULATE:
-        return costs->accumulate[k];
-    case OP_NORM:
-        return costs->norm[k];
+        return seconds_on_device(costs, costs->accumulate[k] * held);
+    case OP_NORM: // of a rank's piece, also where it has the whole gradient
+        return seconds_on_device(costs, costs->norm[k] / (double)shape->ranks);
     case OP_CLIP:
-        return costs->clip;
+        return seconds_on_device(costs, costs->clip);
     case OP_ADAM:
-        return costs->adam[k];
+        return seconds_on_device(costs, costs->adam[k] * held);
+    case OP_SCATTER:
+        return seconds_on_device(costs, costs->scatter[k]);
+    case OP_GATHER_GRADS:
+    case OP_GATHER:
+        return seconds_on_device(costs, costs->gather[k]);
+    case OP_SHARE:
+        return seconds_on_device(costs, costs->share);
     case OP_HOST_ACCUMULATE:
     case OP_HOST_NORM:
     case OP_HOST_SPECULATE:

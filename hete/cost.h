@@ -16,6 +16,7 @@ struct costs {
     double host_adam, host_speculate, host_accumulate, host_norm;
     struct device_link link;
     double peak_flops; // FLOP/s that MFU is held against
+    double least;      // what no operation of the compute and comm lanes is below; not in files: 0
 };
 
 // For operation i of the graph: seconds (compute, host) or bytes (copies).

@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 const char *lane_name(enum lane lane)
 {
@@ -22,6 +23,8 @@ const char *buffer_name(enum buffer_kind kind)
         [BUF_MOMENTS] = "moments",
         [BUF_GRADS] = "gradients",
         [BUF_SUM] = "gradient sum",
+        [BUF_PARAM_SHARD] = "parameter shard",
+        [BUF_GRAD_SHARD] = "gradient shard",
         [BUF_GRADS_FP32] = "fp32 gradient",
         [BUF_X] = "boundary",
         [BUF_KEPT] = "kept activations",
@@ -40,7 +43,7 @@ const char *buffer_name(enum buffer_kind kind)
         [BUF_HOST_LOSSES] = "host losses",
         [BUF_HOST_TOKENS] = "host tokens",
         [BUF_EXCHANGE] = "exchange",
-        [BUF_RANK_LOSSES] = "losses of ranks",
+        [BUF_SHARED] = "what ranks share",
         [BUF_SCALE] = "scale",
         [BUF_TOKEN] = "token",
     };
@@ -235,6 +238,24 @@ int graph_link(struct graph *g, bool repeats, struct error *err)
         return error_set(err, STATUS_FAIL, "no memory for a graph of %zu operations", g->n_ops);
     }
     return STATUS_OK;
+}
+
+// Field by field: what lies between the fields of a struct is nobody's.
+uint64_t graph_hash(const struct graph *g)
+{
+    XXH64_hash_t hash = g->repeats;
+    for (size_t i = 0; i < g->n_ops; i++) {
+        const struct op *op = g->ops + i;
+        uint32_t fields[] = {op->kind, op->lane,  op->slice,     op->by_host,
+                             op->unit, op->micro, op->n_accesses};
+        hash = XXH64(fields, sizeof fields, hash);
+        for (size_t k = 0; k < op->n_accesses; k++) {
+            const struct access *a = g->accesses + op->first_access + k;
+            uint32_t touched[] = {a->kind, a->mode, a->slice, a->index};
+            hash = XXH64(touched, sizeof touched, hash);
+        }
+    }
+    return hash;
 }
 
 int graph_run_serial(const struct graph *g, uint64_t step, op_fn run, void *ctx, struct error *err)

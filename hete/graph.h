@@ -40,12 +40,17 @@ const char *lane_name(enum lane lane);
 // out), so to be free of races by name is to be free of races.
 enum buffer_kind {
     // device
-    BUF_PARAMS,     // index: unit, sliced
-    BUF_SLOT,       // parameters of the streamed unit that is there. index: slot, sliced
-    BUF_MASTER,     // fp32 parameters. index: unit; in fp32 they are BUF_PARAMS and not declared
-    BUF_MOMENTS,    // m and v. index: unit
-    BUF_GRADS,      // index: gradient buffer, sliced
-    BUF_SUM,        // gradients summed over micro-batches, fp32. index: unit
+    BUF_PARAMS,  // index: unit, sliced
+    BUF_SLOT,    // parameters of the streamed unit that is there. index: slot, sliced
+    BUF_MASTER,  // fp32 parameters. index: unit; in fp32 they are BUF_PARAMS and not declared
+    BUF_MOMENTS, // m and v. index: unit
+    BUF_GRADS,   // index: gradient buffer, sliced
+    BUF_SUM,     // gradients summed over micro-batches, fp32. index: unit
+    // A rank's pieces, where nothing whole holds them: parameters of a streamed unit, a gradient on
+    // its way to a later Adam. index: unit
+    BUF_PARAM_SHARD,
+    BUF_GRAD_SHARD,
+    BUF_EXCHANGE,   // a rank's piece of a gradient from every rank, and their fp32 sum
     BUF_GRADS_FP32, // unit 0's fp32 gradient of the tied embedding
     BUF_X,          // index: boundary
     BUF_KEPT,       // index: 0 for all units that are recomputed, else the unit
@@ -64,8 +69,7 @@ enum buffer_kind {
     BUF_HOST_CHUNKS, // fp32 sums of squares of chunks of the gradient. index: unit, sliced
     BUF_HOST_LOSSES, // index: micro-batch
     BUF_HOST_TOKENS, // of steps in flight: written before a step starts, so in no access
-    BUF_EXCHANGE,    // pieces of a gradient, from every rank
-    BUF_RANK_LOSSES, // sum of the losses of each rank
+    BUF_SHARED,      // of each rank: sum of its losses, sums of squares of its pieces of gradients
     BUF_SCALE,       // what the update is scaled by, and whether it happens
     BUF_TOKEN,       // no bytes: accessed by operations that a policy keeps apart
     BUFFER_KINDS
@@ -132,6 +136,10 @@ void graph_access(struct graph *g, enum access_mode mode, enum buffer_kind kind,
 // slice; if the step repeats, also from its last accesses to the first ones of the next step.
 // No edge is there twice. STATUS_FAIL: no memory, here or while adding.
 int graph_link(struct graph *g, bool repeats, struct error *err);
+
+// What the operations and accesses are, in their order: any change of one gives another hash. Not
+// of the edges, which follow from them.
+uint64_t graph_hash(const struct graph *g);
 
 // Runs the list in program order, one operation at a time. Stops at the first status that is not
 // STATUS_OK and returns it.

@@ -52,17 +52,19 @@ struct session {
     double *pace;           // by operation of the training step; NULL: not paced
     double *work;           // costs_of_graph of the training step; NULL without training
     struct timing *timings; // room for EXECUTE_KEPT_STEPS steps; NULL where they run serially
-    double *host_norms;     // one per unit
+    double *sums;           // over the ranks: of losses, then of squares of each unit's gradient
     void *host_logits;      // Vp, in the device's dtype
     // By unit and slice: its state on the host and its spare have changed places.
     bool (*swapped)[PLAN_SLICES_MAX];
     uint64_t guesses, right; // steps with speculation, and those in which it held
-    struct stamp *newest;    // by unit: the version that the host has
-    struct stamp *here;      // by unit: that its place on the device has
-    struct stamp slot[PLAN_SLOTS_MAX];
+    struct stamp *newest;    // by unit: the version that its optimizer has made
+    // By unit: what its place on the device has, and, where it is sharded, what it has of all
+    // ranks.
+    struct stamp *here, *gathered;
+    struct stamp slot[PLAN_SLOTS_MAX], slot_gathered[PLAN_SLOTS_MAX];
     int32_t token;
     size_t pos;
-    size_t *piece_first[2], *piece_n[2]; // of unit 0, of a block: by rank, what it adds up
+    size_t *piece_first[2], *piece_n[2]; // of unit 0, of a block: by rank (step_piece)
 };
 
 // ---- addresses ----------------------------------------------------------------------------------
@@ -96,6 +98,17 @@ static inline bool on_host(const struct session *s, size_t u)
     return s->plan.unit[u].host_optimizer;
 }
 
+static inline bool sharded(const struct session *s, size_t u)
+{
+    return s->plan.unit[u].shard;
+}
+
+// Are the parameters that the device computes with made elsewhere?
+static inline bool is_brought(const struct session *s, size_t u)
+{
+    return on_host(s, u) || sharded(s, u);
+}
+
 // Index of the region that holds a slice of a unit's valid state on the host, and of the other one.
 static inline size_t current(const struct session *s, size_t u, size_t slice)
 {
@@ -110,6 +123,42 @@ static inline size_t spare(const struct session *s, size_t u, size_t slice)
 static inline size_t ranks(const struct session *s)
 {
     return s->shape.ranks;
+}
+
+// A run of a unit's elements: [first, first + n) of the unit, from `held` on in what this rank
+// holds of it.
+struct part {
+    size_t first, held, n;
+};
+
+// What this rank adds up of a unit.
+static inline struct part piece_of(const struct session *s, size_t u)
+{
+    size_t k = u > 0;
+    return (struct part){.first = s->piece_first[k][s->shape.rank],
+                         .n = s->piece_n[k][s->shape.rank]};
+}
+
+// What it updates.
+static inline struct part held_of(const struct session *s, size_t u)
+{
+    return sharded(s, u) ? piece_of(s, u) : (struct part){.n = unit_elems(s, u)};
+}
+
+// A slice of that; no elements where the largest rank's piece has some and this one's has not.
+static inline struct part slice_of(const struct session *s, size_t u, size_t slice)
+{
+    struct part p = held_of(s, u);
+    size_t n = step_slice(&s->shape, &s->plan, u, slice, &p.held);
+    size_t end = p.held + n < p.n ? p.held + n : p.n;
+    p.first += p.held;
+    p.n = end > p.held ? end - p.held : 0;
+    return p;
+}
+
+static inline struct comm_pieces pieces_of(const struct session *s, size_t u)
+{
+    return (struct comm_pieces){elem_bytes(s), s->piece_first[u > 0], s->piece_n[u > 0]};
 }
 
 static inline bool accumulates(const struct session *s)

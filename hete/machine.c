@@ -135,6 +135,9 @@ static const struct field machine_fields[] = {
     {"host_adam_gparams_per_s", AT(host_adam), false, 1e9, 1e-6, 1e6},
     {"host_gb_per_s", AT(host_rate), false, GB, 1e-6, 1e6},
     {"gpu_link_gb_per_s", AT(gpu_link), false, GB, 0, 1e6},
+    {"gpu_link_latency_us", AT(gpu_link_latency_s), false, US, 0, 1e6},
+    {"network_gb_per_s", AT(network), false, GB, 0, 1e6},
+    {"network_latency_us", AT(network_latency_s), false, US, 0, 1e6},
 };
 #undef AT
 
@@ -144,7 +147,7 @@ _Static_assert(COUNT(machine_fields) <= FIELDS_MAX, "FIELDS_MAX");
 int machine_read(struct machine *m, const char *path, struct error *err)
 {
     const struct numbers numbers = {machine_fields, COUNT(machine_fields), m, m->name};
-    *m = (struct machine){0};
+    *m = (struct machine){.gpus = 1};
     if (read_numbers(&numbers, path, err)) {
         return err->status;
     }
@@ -195,7 +198,55 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
     m->peak_flops[DTYPE_BF16] /= (double)*n;
     m->launch_s /= (double)square;
     m->link.latency_s /= (double)square;
+    m->gpu_link_latency_s /= (double)square;
+    m->network_latency_s /= (double)square;
     return STATUS_OK;
+}
+
+// Seconds until each of n ranks, g of them on a machine, has sent a message of so many bytes to
+// every other one: to those on its own machine, to those on others.
+struct messages {
+    double near_s, far_s;
+};
+
+static struct messages messages(const struct machine *m, double n, double g, double bytes)
+{
+    return (struct messages){
+        .near_s = g > 1 ? (g - 1) * (m->gpu_link_latency_s + bytes / m->gpu_link) : 0,
+        .far_s = n > g ? (n - g) * (m->network_latency_s + bytes * g / m->network) : 0,
+    };
+}
+
+static double messages_s(const struct machine *m, double n, double g, double bytes)
+{
+    struct messages s = messages(m, n, g, bytes);
+    return fmax(s.near_s, s.far_s);
+}
+
+static double unit_bytes(const struct step_shape *shape, size_t u)
+{
+    return (double)(model_unit(shape->model, u)->params * dtype_bytes(shape->dtype));
+}
+
+bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape)
+{
+    double n = (double)shape->ranks;
+    struct messages s = messages(m, n, (double)m->gpus, unit_bytes(shape, 1) / n);
+    return s.far_s > s.near_s;
+}
+
+static void comm_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape)
+{
+    double n = (double)shape->ranks, g = (double)m->gpus;
+    if (shape->ranks <= 1) {
+        return;
+    }
+    for (size_t k = 0; k < 2; k++) {
+        double bytes = unit_bytes(shape, k);
+        costs->gather[k] = messages_s(m, n, g, bytes / n) + m->launch_s;
+        costs->scatter[k] = costs->gather[k] + (bytes + bytes / n) / m->device_rate + m->launch_s;
+    }
+    costs->share = messages_s(m, n, g, 0) + m->launch_s;
 }
 
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape)
@@ -225,10 +276,12 @@ void machine_costs(struct costs *costs, const struct machine *m, const struct st
         costs->accumulate[k] = params * accumulate / m->device_rate + m->launch_s;
         costs->norm[k] = params * grad / m->device_rate + m->launch_s;
     }
-    costs->host_adam = 1 / m->host_adam;
+    double sharers = (double)m->gpus;
+    costs->host_adam = sharers / m->host_adam;
     costs->host_speculate = costs->host_adam; // the same bytes
-    costs->host_accumulate = accumulate / m->host_rate;
-    costs->host_norm = 4 / m->host_rate; // of the fp32 sum
+    costs->host_accumulate = sharers * accumulate / m->host_rate;
+    costs->host_norm = sharers * 4 / m->host_rate; // of the fp32 sum
+    comm_costs(costs, m, shape);
 }
 
 // ---- costs --------------------------------------------------------------------------------------
@@ -261,6 +314,11 @@ static const struct field cost_fields[] = {
     SECONDS("embed_adam_s", adam[0]),
     SECONDS("block_adam_s", adam[1]),
     SECONDS("clip_s", clip),
+    SECONDS("embed_scatter_s", scatter[0]),
+    SECONDS("block_scatter_s", scatter[1]),
+    SECONDS("embed_gather_s", gather[0]),
+    SECONDS("block_gather_s", gather[1]),
+    SECONDS("share_s", share),
     SECONDS("host_adam_s_per_param", host_adam),
     SECONDS("host_speculate_s_per_param", host_speculate),
     SECONDS("host_accumulate_s_per_param", host_accumulate),

@@ -8,9 +8,11 @@
 
 #include "hete/cost.h"
 
+// Host memory, CPU Adam and the network are the machine's: its GPUs share them. All else is of one
+// GPU, its copy link too.
 struct machine {
     char name[64];
-    size_t device_bytes, host_bytes, pinned_bytes; // usable by a session; pinned is part of host
+    size_t device_bytes, host_bytes, pinned_bytes; // usable by sessions; pinned is part of host
     double peak_flops[2]; // FLOP/s of matrix products, by enum dtype: what MFU is held against
     double efficiency;    // fraction of it that matrix products of training reach
     double device_rate;   // bytes/s of device memory, for work that is no matrix product
@@ -19,6 +21,10 @@ struct machine {
     double host_adam; // parameters/s of CPU Adam, while copies run
     double host_rate; // bytes/s of host memory, for other work on the host
     double gpu_link;  // bytes/s between the GPUs of a machine, each direction; 0: none
+    double network;   // bytes/s of the machine to and from others, each direction; 0: none
+    // What each further message between two GPUs adds, some of them being under way at once.
+    double gpu_link_latency_s, network_latency_s;
+    size_t gpus; // of each machine that train, at most the ranks. Not of the file: 1
 };
 
 int machine_read(struct machine *m, const char *path, struct error *err);
@@ -32,7 +38,23 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 
 // Times of a model's operations on the machine: matrix FLOP at peak_flops * efficiency, other work
 // by bytes, the larger one of both, and launch_s. 0: a call whose work the model does not tell.
+//
+// shape->ranks GPUs, `gpus` of them (at least 1, at most the ranks) on each machine. The host's
+// work gets 1/gpus of its rate. An exchange or gather of S bytes is N - 1 messages of S/N bytes in
+// and out of each of N ranks, as comm.h's transports send them: g - 1 of them go to GPUs of the
+// same machine, N - g over the network, which the g GPUs share, both at the same time:
+//
+//     max((g - 1) (gpu_link_latency + S/N / gpu_link),
+//         (N - g) (network_latency + S/N / (network / g)))
+//
+// (bytes: Thakur, Rabenseifner, Gropp 2005, the pairwise exchange; S (N - 1) / N is also what no
+// other algorithm goes below for either.) The sum of a scatter then reads N pieces and writes one.
+// Trees and rings have fewer latencies in a gather; small messages are where this is too slow.
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape);
+
+// Do messages between GPUs, as long as those of a block's gather, wait for the network rather than
+// for the link between the GPUs of a machine?
+bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape);
 
 // Costs as a file. What is read is to the bit what was written. comment: one line, or NULL.
 int costs_write(const struct costs *costs, const char *path, const char *comment,

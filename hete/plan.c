@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
 const char *const plan_policies[] = {"auto",         "autohete",    "resident",
                                      "zero-offload", "twin-flow",   "zero-infinity",
                                      "stronghold",   "patrickstar", NULL};
@@ -26,14 +28,22 @@ void plan_resident(struct plan *plan, const struct model *model, size_t B, size_
                           .slices = 1};
 }
 
+void plan_shape(struct step_shape *shape, const struct plan_problem *problem)
+{
+    step_shape(shape, problem->model, problem->dtype, problem->B, problem->T,
+               problem->micro_batches, true);
+    shape->ranks = problem->ranks > 1 ? problem->ranks : 1;
+}
+
 // ---- policies -----------------------------------------------------------------------------------
 
 // Baselines. Each is tried with and without recomputing all blocks; device Adam comes after the
-// whole backward.
+// whole backward. zero: the ZeRO stage of what is left on the device, with several ranks.
 struct policy {
     const char *name;
     void (*choose)(struct choice *c, struct search *s, double ratio);
     struct handicap handicap;
+    size_t zero;
 };
 
 static size_t blocks_of(const struct search *s)
@@ -111,14 +121,14 @@ static void chunks_on_device(struct choice *c, struct search *s, double ratio)
 // Held updates (exact clipping) are not StrongHold's, which updates during backward: then only the
 // window and the order are.
 static const struct policy policies[] = {
-    {"resident", all_on_device, {0}},
-    {"zero-offload", optimizers_on_host, {true, true, false}},
-    {"twin-flow", some_optimizers_on_host, {true, true, false}},
-    {"zero-infinity", all_streamed, {true, true, false}},
-    {"stronghold", window_on_device, {false, true, false}},
-    {"patrickstar", chunks_on_device, {true, true, true}},
+    {"resident", all_on_device, {0}, 0},
+    {"zero-offload", optimizers_on_host, {true, true, false}, 2},
+    {"twin-flow", some_optimizers_on_host, {true, true, false}, 2},
+    {"zero-infinity", all_streamed, {true, true, false}, 3},
+    {"stronghold", window_on_device, {false, true, false}, 2},
+    {"patrickstar", chunks_on_device, {true, true, true}, 3},
 };
-enum { POLICIES = sizeof policies / sizeof *policies };
+enum { POLICIES = COUNT(policies) };
 
 static void try_policy(struct search *s, const struct policy *policy, double ratio)
 {
@@ -126,6 +136,7 @@ static void try_policy(struct search *s, const struct policy *policy, double rat
     for (int lean = 0; lean < 2 && !any; lean++) {
         for (int recompute = 0; recompute < 2; recompute++) {
             struct choice c = search_usual(s, lean);
+            choose_stage(&c, s->problem, policy->zero);
             c.n_recompute = recompute ? blocks_of(s) : 0;
             policy->choose(&c, s, ratio);
             any |= search_try_choice(s, &c, policy->handicap);
@@ -150,6 +161,7 @@ static size_t smaller_batch(const struct search *s, const struct plan *plan)
         less.micro_batches = p->micro_batches * (p->B / B);
         less.grad_buffers = less.grad_buffers ? less.grad_buffers : 1;
         step_shape(&shape, p->model, p->dtype, B, p->T, less.micro_batches, true);
+        shape.ranks = less.ranks;
         if (!plan_bytes(&bytes, &shape, &less, p->budget.pinned, s->err) &&
             plan_over(&bytes, &p->budget) == 0) {
             return B;
@@ -228,6 +240,15 @@ static bool run_policy(struct search *s, const char *policy)
     return false;
 }
 
+// The plan of an earlier search, if it is no slower than what has been found since.
+static void keep_better(struct search *s, const struct plan *best, double best_s)
+{
+    if (best_s <= s->best_s) {
+        s->best = *best;
+        s->best_s = best_s;
+    }
+}
+
 static void run_searches(struct search *s)
 {
     search_auto(s);
@@ -235,24 +256,46 @@ static void run_searches(struct search *s)
     double best_s = s->best_s;
     s->best_s = INFINITY; // or it would stop before it has found what it finds alone
     search_autohete(s);
-    s->autohete = s->best;
-    s->autohete_s = s->best_s;
-    if (best_s <= s->best_s) {
-        s->best = best;
-        s->best_s = best_s;
+    if (s->plain.zero == s->autohete_zero || s->plain.ranks <= 1) {
+        s->autohete = s->best;
+        s->autohete_s = s->best_s;
     }
+    keep_better(s, &best, best_s);
 }
 
-// The search, and what each policy would choose.
-static void run_auto(struct search *s)
+static void run_policies(struct search *s)
 {
-    run_searches(s);
     for (size_t i = 0; i < POLICIES; i++) {
         for (int tenths = 0; tenths <= 10; tenths++) {
             if (policies[i].choose == some_optimizers_on_host || tenths == 0) {
                 try_policy(s, policies + i, tenths / 10.0);
             }
         }
+    }
+}
+
+// The search, and what each policy would choose; where the ZeRO stage is free, for each stage as if
+// it were asked for, and what a mix of them gains.
+static void run_auto(struct search *s, bool with_policies)
+{
+    static const int stages[] = {0, 2, 3};
+    bool free_stage = s->plain.ranks > 1 && s->plain.zero < 0;
+    struct plan best;
+    double best_s = INFINITY;
+    for (size_t i = 0; i < (free_stage ? COUNT(stages) : 1); i++) {
+        s->plain.zero = free_stage ? stages[i] : s->plain.zero;
+        s->best_s = INFINITY;
+        run_searches(s);
+        if (with_policies) {
+            run_policies(s);
+        }
+        keep_better(s, &best, best_s);
+        best = s->best;
+        best_s = s->best_s;
+    }
+    if (free_stage) {
+        s->plain.zero = -1;
+        search_mix(s);
     }
 }
 
@@ -274,7 +317,7 @@ static void try_speculating(struct search *s)
     problem.speculate = true;
     search_open(&other, &problem, s->err);
     other.plain.speculate = true;
-    run_searches(&other);
+    run_auto(&other, false);
     s->status = other.status;
     if (other.best_s < s->best_s) {
         s->best = other.best;
@@ -293,7 +336,7 @@ int search_policy(struct search *s, const char *policy)
         return s->status;
     }
     if (strcmp(policy, "auto") == 0) {
-        run_auto(s);
+        run_auto(s, true);
         if (s->may_speculate && !s->status) {
             try_speculating(s);
         }
@@ -375,11 +418,23 @@ static int check_units(const struct plan *plan, struct error *err)
         if (u == 0 && (d->recompute || d->stream)) {
             return refuse(err, "recomputes or streams unit 0, which is always kept and resident");
         }
-        if (d->stream && !d->host_optimizer) {
+        if (plan->ranks == 1 && d->stream && !d->host_optimizer) {
             return error_set(err, STATUS_FAIL,
                              "the plan streams unit %zu, whose optimizer is on the device; a "
                              "streamed unit needs a host optimizer",
                              u);
+        }
+        if (plan->ranks == 1 && d->shard) {
+            return error_set(err, STATUS_FAIL,
+                             "the plan shards unit %zu, but is for a single rank, which has all "
+                             "of it: whole",
+                             u);
+        }
+        if (plan->ranks > 1 && !d->shard && (d->host_optimizer || d->stream)) {
+            return error_set(err, STATUS_FAIL,
+                             "the plan has unit %zu whole on each of %zu ranks though it %s; with "
+                             "several ranks that needs shard",
+                             u, plan->ranks, d->stream ? "streams it" : "updates it on the host");
         }
     }
     return STATUS_OK;
@@ -390,7 +445,7 @@ static int check_counts(const struct plan *plan, struct error *err)
     bool streams = false, shares = plan->micro_batches > 1 && plan->units > 1;
     for (size_t u = 1; u < plan->units; u++) {
         streams |= plan->unit[u].stream;
-        shares |= plan->unit[u].host_optimizer;
+        shares |= plan->unit[u].host_optimizer || plan->unit[u].shard;
     }
     if (plan->slots > PLAN_SLOTS_MAX || (streams && plan->slots == 0)) {
         return error_set(err, STATUS_FAIL, "the plan has %zu slots; with streamed units 1 to %zu",
@@ -398,8 +453,8 @@ static int check_counts(const struct plan *plan, struct error *err)
     }
     if (plan->grad_buffers > PLAN_GRADS_MAX || (shares && plan->grad_buffers == 0)) {
         return error_set(err, STATUS_FAIL,
-                         "the plan has %zu gradient buffers; with host optimizers or several "
-                         "micro-batches 1 to %zu",
+                         "the plan has %zu gradient buffers; with host optimizers, several "
+                         "micro-batches or shard 1 to %zu",
                          plan->grad_buffers, PLAN_GRADS_MAX);
     }
     if (plan->slices < 1 || plan->slices > PLAN_SLICES_MAX) {
@@ -417,8 +472,24 @@ static int check_counts(const struct plan *plan, struct error *err)
     return STATUS_OK;
 }
 
+static int check_ranks(const struct plan *plan, const struct plan_problem *problem,
+                       struct error *err)
+{
+    size_t ranks = problem->ranks > 1 ? problem->ranks : 1;
+    if (plan->ranks == ranks) {
+        return STATUS_OK;
+    }
+    return error_set(err, STATUS_FAIL,
+                     "the plan is for %zu rank%s, and this run has %zu: start it as %zu, or have "
+                     "another plan made (without --plan)",
+                     plan->ranks, plan->ranks == 1 ? "" : "s", ranks, plan->ranks);
+}
+
 int plan_check(const struct plan *plan, const struct plan_problem *problem, struct error *err)
 {
+    if (check_ranks(plan, problem, err)) {
+        return err->status;
+    }
     if (plan->units != problem->model->units || plan->B != problem->B || plan->T != problem->T ||
         plan->micro_batches != problem->micro_batches) {
         return error_set(err, STATUS_FAIL,
@@ -441,8 +512,7 @@ int plan_check(const struct plan *plan, const struct plan_problem *problem, stru
     struct step_shape shape;
     struct plan_bytes bytes;
     char text[512];
-    step_shape(&shape, problem->model, problem->dtype, problem->B, problem->T,
-               problem->micro_batches, true);
+    plan_shape(&shape, problem);
     status = plan_bytes(&bytes, &shape, plan, problem->budget.pinned, err);
     if (!status && describe_short(text, sizeof text, &bytes, &problem->budget)) {
         status = error_set(err, STATUS_FAIL, "the plan needs %s", text);

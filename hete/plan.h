@@ -30,6 +30,7 @@
 #define PLAN_GRADS_MAX  ((size_t)8)
 #define PLAN_SLICES_MAX ((size_t)16)
 #define PLAN_STAGES     ((size_t)2) // host staging buffers, for accumulation
+#define PLAN_RANKS_MAX  ((size_t)1 << 20)
 
 struct unit_plan {
     bool recompute; // unit 0: never
@@ -74,6 +75,10 @@ struct plan_problem {
     enum dtype dtype;
     size_t B, T, micro_batches; // of one rank
     size_t ranks;               // 0: 1
+    // The ZeRO stage of units whose optimizer is on the device: exactly 0, 1 or 2 (the same here),
+    // or 3 (unit 0: as 2, for it is never streamed). -1: the search's choice, a policy's own. With
+    // one rank it means nothing.
+    int zero;
     bool hold_updates;
     bool speculate;            // plans may: only auto does
     const struct costs *costs; // of this model, dtype and micro-batch
@@ -88,7 +93,10 @@ struct prediction {
     size_t device_bytes, host_bytes, pinned_bytes; // host_bytes without pinned_bytes
 };
 
-// Everything resident: the plan of a session without limits.
+// Sizes of a problem's training step. Those that differ among the ranks are rank 0's.
+void plan_shape(struct step_shape *shape, const struct plan_problem *problem);
+
+// Everything resident, for one rank: the plan of a session without limits.
 void plan_resident(struct plan *plan, const struct model *model, size_t B, size_t T,
                    size_t micro_batches, bool hold_updates);
 
@@ -107,12 +115,15 @@ int plan_check(const struct plan *plan, const struct plan_problem *problem, stru
 int plan_predict(struct prediction *out, const struct plan *plan,
                  const struct plan_problem *problem, struct error *err);
 
-// The least over all plans that fit of the busiest lane's total: no scheduler can be faster.
+// The least over all plans that fit of the busiest lane's total: no scheduler can be faster. With
+// several ranks only over plans whose blocks with a device optimizer are all of one ZeRO stage.
 double plan_bound(const struct plan_problem *problem);
 
 // A small text file (hete/FORMATS.md describes it). Reading refuses unknown fields, missing
 // ones and values out of range, by line.
 int plan_write(const struct plan *plan, const char *path, struct error *err);
+// What is in such a file; the caller frees it.
+int plan_text(const struct plan *plan, char **text, size_t *bytes, struct error *err);
 int plan_read(struct plan *plan, const char *path, struct error *err);
 
 #endif

@@ -29,6 +29,7 @@ static const struct plan_field plan_fields[] = {
     {"rows", offsetof(struct plan, B), false, 1, 65536},
     {"tokens", offsetof(struct plan, T), false, 1, 1 << 20},
     NUMBER(micro_batches, 1, 1000000000),
+    NUMBER(ranks, 1, PLAN_RANKS_MAX),
     SWITCH(hold_updates),
     NUMBER(slots, 0, PLAN_SLOTS_MAX),
     NUMBER(grad_buffers, 0, PLAN_GRADS_MAX),
@@ -49,6 +50,7 @@ static const struct {
     {{"keep", "recompute"}, offsetof(struct unit_plan, recompute)},
     {{"resident", "stream"}, offsetof(struct unit_plan, stream)},
     {{"device-optimizer", "host-optimizer"}, offsetof(struct unit_plan, host_optimizer)},
+    {{"whole", "shard"}, offsetof(struct unit_plan, shard)},
 };
 enum { DECISIONS = sizeof decisions / sizeof *decisions };
 
@@ -73,11 +75,10 @@ static int write_units(FILE *out, const struct plan *plan)
     return failed;
 }
 
-int plan_write(const struct plan *plan, const char *path, struct error *err)
+int plan_text(const struct plan *plan, char **text, size_t *bytes, struct error *err)
 {
-    char *text = NULL;
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
+    *text = NULL;
+    FILE *out = open_memstream(text, bytes);
     assert(plan->policy[0] && plan->units >= 2 && plan->units <= PLAN_UNITS_MAX);
     int failed = !out || fprintf(out, "# a plan of train_gpt: see hete/FORMATS.md\npolicy %s\n",
                                  plan->policy) < 0;
@@ -88,8 +89,20 @@ int plan_write(const struct plan *plan, const char *path, struct error *err)
     }
     failed |= out && write_units(out, plan);
     failed |= out && fclose(out) != 0;
-    int status = failed ? error_set(err, STATUS_FAIL, "no memory for the text of a plan")
-                        : file_replace(path, text, bytes, err);
+    if (failed) {
+        free(*text);
+        *text = NULL;
+        return error_set(err, STATUS_FAIL, "no memory for the text of a plan");
+    }
+    return STATUS_OK;
+}
+
+int plan_write(const struct plan *plan, const char *path, struct error *err)
+{
+    char *text;
+    size_t bytes;
+    int status = plan_text(plan, &text, &bytes, err);
+    status = status ? status : file_replace(path, text, bytes, err);
     free(text);
     return status;
 }
@@ -117,7 +130,7 @@ static int read_decisions(const struct lines *l, struct unit_plan *unit, struct 
         if (d == DECISIONS) {
             return lines_error(l, err,
                                "'%.40s' is none of keep recompute, resident stream, "
-                               "device-optimizer host-optimizer",
+                               "device-optimizer host-optimizer, whole shard",
                                l->word[i]);
         }
         if (decided[d]) {
@@ -156,11 +169,6 @@ static int read_units(struct reading *r, struct error *err)
     }
     if (first == 0 && (unit.recompute || unit.stream)) {
         return lines_error(l, err, "unit 0, the embedding and head, is always: keep resident");
-    }
-    if (unit.stream && !unit.host_optimizer) {
-        return lines_error(l, err,
-                           "stream needs host-optimizer: streamed parameters are updated "
-                           "on the host");
     }
     for (size_t u = first; u <= last; u++) {
         if (r->unit[u]) {
@@ -222,6 +230,27 @@ static int read_line(struct reading *r, struct error *err)
     return read_value(r, i, err);
 }
 
+// What goes together depends on the ranks, whose line may come after those of the units.
+static int check_shards(const struct reading *r, struct error *err)
+{
+    const struct plan *plan = r->plan;
+    for (size_t u = 0; u < plan->units; u++) {
+        const struct unit_plan *d = plan->unit + u;
+        const char *wrong = NULL;
+        if (plan->ranks > 1 && !d->shard && (d->stream || d->host_optimizer)) {
+            wrong = "stream and host-optimizer need shard where there are several ranks";
+        } else if (plan->ranks == 1 && d->shard) {
+            wrong = "shard needs several ranks, and the plan is for one: whole";
+        } else if (plan->ranks == 1 && d->stream && !d->host_optimizer) {
+            wrong = "stream needs host-optimizer: streamed parameters are updated on the host";
+        }
+        if (wrong) {
+            return error_set(err, STATUS_FAIL, "%s:%zu: %s", r->lines.path, r->unit[u], wrong);
+        }
+    }
+    return STATUS_OK;
+}
+
 static int check_complete(const struct reading *r, struct error *err)
 {
     const struct plan *plan = r->plan;
@@ -243,7 +272,7 @@ static int check_complete(const struct reading *r, struct error *err)
                          r->lines.path, r->unit[r->last_unit], r->last_unit, plan->units,
                          plan->units - 1);
     }
-    return STATUS_OK;
+    return check_shards(r, err);
 }
 
 int plan_read(struct plan *plan, const char *path, struct error *err)

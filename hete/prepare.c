@@ -78,6 +78,56 @@ static bool separate(const struct prepare_config *c)
     return strcmp(c->device.kind, "cuda") == 0;
 }
 
+static bool set(const char *text)
+{
+    return text && text[0];
+}
+
+// ranks: of the run, here: those of this machine. host_free: bytes that each may take.
+struct context {
+    const struct prepare_config *config;
+    struct prepared *out;
+    struct machine machine;
+    bool has_machine;
+    size_t ranks, here, host_free;
+};
+
+// Each of the n numbers becomes the least of what the ranks have.
+static int agree_on_least(struct comm *comm, size_t *x, size_t n, struct error *err)
+{
+    size_t ranks = comm ? (size_t)comm_ranks(comm) : 1, *all;
+    if (ranks == 1) {
+        return STATUS_OK;
+    }
+    all = malloc(ranks * n * sizeof *all);
+    if (!all) {
+        return error_set(err, STATUS_FAIL, "no memory to ask %zu ranks", ranks);
+    }
+    int status = comm_all_gather(comm, x, all, n * sizeof *x, err);
+    for (size_t i = 0; status == STATUS_OK && i < ranks * n; i++) {
+        x[i % n] = least(x[i % n], all[i]);
+    }
+    free(all);
+    return status;
+}
+
+// As many ranks here as on the machine that has most of them.
+static int count_ranks(struct context *x, struct error *err)
+{
+    const struct prepare_config *c = x->config;
+    size_t nodes = c->nodes ? c->nodes : 1;
+    x->here = c->gpus ? c->gpus : 1;
+    x->ranks = x->here * nodes;
+    if (!c->comm) {
+        return STATUS_OK;
+    }
+    size_t others = x->ranks = (size_t)comm_ranks(c->comm);
+    others -= (size_t)comm_local_ranks(c->comm);
+    int status = agree_on_least(c->comm, &others, 1, err);
+    x->here = x->ranks - others;
+    return status;
+}
+
 // A device with memory of its own, of which `device` bytes can be had.
 static int separate_budget(struct budget *b, const struct prepare_config *c, size_t has,
                            size_t device, struct error *err)
@@ -101,9 +151,10 @@ static int separate_budget(struct budget *b, const struct prepare_config *c, siz
 
 // An emulated device's memory is the host's too. A machine file may give more than there is here:
 // what counts is what the plan takes of it (check_room).
-static int real_budget(struct budget *b, const struct prepare_config *c, struct error *err)
+static int budget_here(struct budget *b, const struct prepare_config *c, size_t has,
+                       struct error *err)
 {
-    size_t has = memory_for_arenas(), device;
+    size_t device;
     if (device_memory(&c->device, &device, err)) {
         return err->status;
     }
@@ -127,12 +178,28 @@ static int real_budget(struct budget *b, const struct prepare_config *c, struct 
     return STATUS_OK;
 }
 
+// The same on all ranks, which would else make different plans.
+static int real_budget(struct context *x, struct error *err)
+{
+    struct budget *b = &x->out->problem.budget;
+    x->host_free = memory_for_arenas() / x->here;
+    if (budget_here(b, x->config, x->host_free, err)) {
+        return err->status;
+    }
+    size_t agreed[] = {x->host_free, b->device, b->host, b->pinned};
+    int status = agree_on_least(x->config->comm, agreed, sizeof agreed / sizeof *agreed, err);
+    x->host_free = agreed[0];
+    *b = (struct budget){.device = agreed[1], .host = agreed[2], .pinned = agreed[3]};
+    return status;
+}
+
 // Before anything is allocated. Budgets that the user did not set may be this machine's whole
 // memory, each of them.
-static int check_room(const struct prediction *p, const struct prepare_config *c, struct error *err)
+static int check_room(const struct context *x, struct error *err)
 {
-    size_t device = separate(c) ? 0 : p->device_bytes; // it has been checked
-    size_t needs = device + p->host_bytes + p->pinned_bytes, has = memory_for_arenas();
+    const struct prediction *p = &x->out->prediction;
+    size_t device = separate(x->config) ? 0 : p->device_bytes; // it has been checked
+    size_t needs = device + p->host_bytes + p->pinned_bytes, has = x->host_free;
     if (needs <= has) {
         return STATUS_OK;
     }
@@ -145,17 +212,14 @@ static int check_room(const struct prediction *p, const struct prepare_config *c
 
 // ---- costs --------------------------------------------------------------------------------------
 
-static bool set(const char *text)
+static int missing_rate(const struct context *x, const char *field, const char *what,
+                        struct error *err)
 {
-    return text && text[0];
+    const struct prepare_config *c = x->config;
+    return error_set(err, STATUS_FAIL,
+                     "%s: %zu ranks, %zu on a machine, need its %s, the rate between %s",
+                     set(c->emulate) ? c->emulate : c->machine, x->ranks, x->here, field, what);
 }
-
-struct context {
-    const struct prepare_config *config;
-    struct prepared *out;
-    struct machine machine;
-    bool has_machine;
-};
 
 static int read_machine(struct context *x, struct error *err)
 {
@@ -171,6 +235,13 @@ static int read_machine(struct context *x, struct error *err)
         return err->status;
     }
     x->has_machine = true;
+    x->machine.gpus = x->here;
+    if (x->here > 1 && x->machine.gpu_link <= 0) {
+        return missing_rate(x, "gpu_link_gb_per_s", "its GPUs", err);
+    }
+    if (x->ranks > x->here && x->machine.network <= 0) {
+        return missing_rate(x, "network_gb_per_s", "machines", err);
+    }
     snprintf(x->out->machine, sizeof x->out->machine, "%s", x->machine.name);
     return STATUS_OK;
 }
@@ -181,8 +252,8 @@ static void set_budget(struct context *x)
     struct budget *b = &x->out->problem.budget;
     const struct machine *m = x->has_machine ? &x->machine : NULL;
     b->device = given_or(c->device_memory, m ? m->device_bytes : SIZE_MAX);
-    b->host = given_or(c->host_memory, m ? m->host_bytes : SIZE_MAX);
-    b->pinned = given_or(c->pinned_memory, m ? m->pinned_bytes : SIZE_MAX);
+    b->host = given_or(c->host_memory, m ? m->host_bytes / x->here : SIZE_MAX);
+    b->pinned = given_or(c->pinned_memory, m ? m->pinned_bytes / x->here : SIZE_MAX);
 }
 
 static void set_link(struct context *x)
@@ -204,6 +275,7 @@ static int measure(struct context *x, size_t B, struct costs *costs, bool *cache
                                .model = c->one_block,
                                .B = B,
                                .T = c->T,
+                               .comm = c->comm,
                                .cache = c->cache,
                                .identity = c->identity};
     return profile_measure(costs, &p, cached, err);
@@ -223,6 +295,8 @@ static double slowest(const struct costs *here, const struct costs *there)
         most = fmax(most, here->accumulate[u] / there->accumulate[u]);
         most = fmax(most, here->norm[u] / there->norm[u]);
         most = fmax(most, here->adam[u] / there->adam[u]);
+        most = there->scatter[u] > 0 ? fmax(most, here->scatter[u] / there->scatter[u]) : most;
+        most = there->gather[u] > 0 ? fmax(most, here->gather[u] / there->gather[u]) : most;
     }
     most = fmax(most, here->host_adam / there->host_adam);
     most = fmax(most, there->link.in_duplex / here->link.in_duplex);
@@ -238,8 +312,11 @@ static void slow_down(struct costs *c, double factor)
         c->accumulate[u] *= factor;
         c->norm[u] *= factor;
         c->adam[u] *= factor;
+        c->scatter[u] *= factor;
+        c->gather[u] *= factor;
     }
     c->clip *= factor;
+    c->share *= factor;
     c->host_adam *= factor;
     c->host_speculate *= factor;
     c->host_accumulate *= factor;
@@ -254,22 +331,9 @@ static void slow_down(struct costs *c, double factor)
 
 // At least twice what an operation takes here, and as much again for the lanes that disturb it.
 #define SLOW_MOTION 4.0
-// No operation of the compute lane is paced to less: the system takes a core away for as long, now
-// and then. In slow motion only norms and the encoder are shorter.
+// No operation of the compute and comm lanes is paced to less: the system takes a core away for as
+// long, now and then. In slow motion only norms, the encoder and what ranks share are shorter.
 #define PACE_MIN 2e-3
-
-static void lengthen(struct costs *c)
-{
-    for (int u = 0; u < 2; u++) {
-        for (int call = 0; call < CALLS; call++) {
-            c->call[call][u] = fmax(c->call[call][u], c->call[call][u] > 0 ? PACE_MIN : 0);
-        }
-        c->accumulate[u] = fmax(c->accumulate[u], PACE_MIN);
-        c->norm[u] = fmax(c->norm[u], PACE_MIN);
-        c->adam[u] = fmax(c->adam[u], PACE_MIN);
-    }
-    c->clip = fmax(c->clip, PACE_MIN);
-}
 
 static int emulate(struct context *x, size_t B, struct error *err)
 {
@@ -282,41 +346,9 @@ static int emulate(struct context *x, size_t B, struct error *err)
     }
     double factor = SLOW_MOTION * slowest(&here, there);
     slow_down(there, factor);
-    lengthen(there);
+    there->least = PACE_MIN;
     x->out->slow_motion = factor / (double)(x->out->miniature * x->out->miniature);
     x->out->device.link = x->config->link_gb_per_s > 0 ? link : there->link;
-    return STATUS_OK;
-}
-
-// One GPU's part of a machine with several, as an estimate: each has a copy of the parameters that
-// it computes with, and 1/gpus of every optimizer on the host with its gradients and copies. Units
-// are gathered before they are used, and their gradients scattered, behind the computation with
-// them as far as that lasts. The GPUs share the host's memory and cores; optimizers on the device
-// are counted whole.
-static int share(struct context *x, const struct step_shape *shape, struct error *err)
-{
-    struct costs *c = &x->out->costs;
-    double n = (double)x->config->gpus, rate = x->machine.gpu_link;
-    if (x->config->gpus <= 1) {
-        return STATUS_OK;
-    }
-    if (rate <= 0) {
-        return error_set(err, STATUS_FAIL,
-                         "--gpus %zu: %s has no gpu_link_gb_per_s, the rate between its GPUs",
-                         x->config->gpus, x->config->machine);
-    }
-    for (size_t u = 0; u < 2; u++) {
-        double bytes = (double)(model_unit(shape->model, u)->params * dtype_bytes(shape->dtype));
-        double move_s = bytes * (n - 1) / n / rate;
-        c->call[CALL_ENCODE][u] = fmax(c->call[CALL_ENCODE][u], move_s);
-        c->call[CALL_FORWARD][u] = fmax(c->call[CALL_FORWARD][u], move_s);
-        c->call[CALL_BACKWARD][u] = fmax(c->call[CALL_BACKWARD][u], 2 * move_s);
-        c->call[CALL_ENCODE_BACKWARD][u] = fmax(c->call[CALL_ENCODE_BACKWARD][u], move_s);
-    }
-    c->link.in *= n;
-    c->link.out *= n;
-    c->link.in_duplex *= n;
-    c->link.out_duplex *= n;
     return STATUS_OK;
 }
 
@@ -330,6 +362,8 @@ static void set_problem(struct context *x, size_t B)
     out->problem.B = B;
     out->problem.T = c->T;
     out->problem.micro_batches = c->rows / B;
+    out->problem.ranks = x->ranks;
+    out->problem.zero = c->zero;
     out->problem.hold_updates = c->hold_updates;
     out->problem.speculate = c->speculate;
     out->problem.costs = &out->costs;
@@ -357,9 +391,9 @@ static int set_costs(struct context *x, size_t B, struct error *err)
         return measure(x, B, &out->costs, &out->cached, err);
     }
     struct step_shape shape;
-    step_shape(&shape, c->model, c->device.dtype, B, c->T, c->rows / B, true);
+    plan_shape(&shape, &out->problem);
     machine_costs(&out->costs, &x->machine, &shape);
-    return set(c->emulate) ? emulate(x, B, err) : share(x, &shape, err);
+    return set(c->emulate) ? emulate(x, B, err) : STATUS_OK;
 }
 
 // ---- plans --------------------------------------------------------------------------------------
@@ -411,7 +445,7 @@ static int choose(struct context *x, size_t B, double limit_s, struct error *err
         plan_predict(&out->prediction, &out->plan, &out->problem, err)) {
         return err->status;
     }
-    return check_room(&out->prediction, c, err);
+    return check_room(x, err);
 }
 
 // The micro-batch that makes a whole step shortest, of those that divide it. Ties: the larger one.
@@ -447,11 +481,11 @@ int prepare(struct prepared *out, const struct prepare_config *config, struct er
 {
     struct context x = {.config = config, .out = out};
     *out = (struct prepared){0};
-    if (read_machine(&x, err)) {
+    if (count_ranks(&x, err) || read_machine(&x, err)) {
         return err->status;
     }
     set_budget(&x);
-    if (real_budget(&out->problem.budget, config, err)) {
+    if (real_budget(&x, err)) {
         return err->status;
     }
     return config->B ? choose(&x, config->B, INFINITY, err) : choose_rows(&x, err);
@@ -462,14 +496,18 @@ int prepare_resident(struct prepared *out, const struct prepare_config *config, 
     struct context x = {.config = config, .out = out};
     *out = (struct prepared){.miniature = 1, .slow_motion = 1};
     struct plan_problem *p = &out->problem;
+    if (count_ranks(&x, err)) {
+        return err->status;
+    }
     set_budget(&x);
     set_problem(&x, config->B);
     plan_resident(&out->plan, p->model, p->B, p->T, p->micro_batches, p->hold_updates);
-    if (plan_check(&out->plan, p, err) || real_budget(&p->budget, config, err) ||
+    out->plan.ranks = p->ranks;
+    if (plan_check(&out->plan, p, err) || real_budget(&x, err) ||
         plan_predict(&out->prediction, &out->plan, p, err)) {
         return err->status;
     }
-    return check_room(&out->prediction, config, err);
+    return check_room(&x, err);
 }
 
 static int inference_bytes(size_t *device, size_t *host, const struct plan_problem *p,
@@ -497,9 +535,12 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
     p->dtype = config->device.dtype;
     p->B = config->B;
     p->T = config->T;
+    if (count_ranks(&x, err)) {
+        return err->status;
+    }
     set_budget(&x);
     set_link(&x);
-    if (real_budget(&p->budget, config, err)) {
+    if (real_budget(&x, err)) {
         return err->status;
     }
     plan_resident(&out->plan, p->model, p->B, p->T, 1, true);
@@ -597,15 +638,20 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
     while (plan_policies[count]) {
         count++;
     }
-    if (config->gpus > 1 && !set(config->machine)) {
-        return error_set(err, STATUS_USAGE, "--gpus %zu: needs a --machine file", config->gpus);
+    if ((config->gpus > 1 || config->nodes > 1) && !set(config->machine)) {
+        return error_set(err, STATUS_USAGE, "--%s %zu: needs a --machine file",
+                         config->gpus > 1 ? "gpus" : "nodes",
+                         config->gpus > 1 ? config->gpus : config->nodes);
     }
     struct policy_result *list = calloc(count, sizeof *list);
-    int status = list ? read_machine(&x, err)
+    int status = list ? count_ranks(&x, err)
                       : error_set(err, STATUS_FAIL, "no memory for %zu policies", count);
-    set_budget(&x);
+    status = status ? status : read_machine(&x, err);
+    if (status == STATUS_OK) {
+        set_budget(&x);
+    }
     if (status == STATUS_OK && !x.has_machine) {
-        status = real_budget(&out->problem.budget, config, err);
+        status = real_budget(&x, err);
     }
     for (size_t B = config->B ? config->B : config->rows; status == STATUS_OK && B >= 1; B--) {
         if (config->rows % B) {
@@ -627,6 +673,57 @@ int prepare_policies(struct prepared *out, struct policy_result **results, size_
     return STATUS_OK;
 }
 
+// How throughput per GPU changes with this many of them.
+static int scale(struct scale_point *point, const struct prepare_config *config, size_t gpus,
+                 size_t nodes, size_t B, struct error *err)
+{
+    struct prepare_config c = *config;
+    struct prepared out = {0};
+    struct context x = {.config = &c, .out = &out};
+    struct step_shape shape;
+    struct error why;
+    c.gpus = gpus;
+    c.nodes = nodes;
+    *point = (struct scale_point){.gpus = gpus * nodes, .nodes = nodes};
+    if (count_ranks(&x, err) || read_machine(&x, err)) {
+        return err->status;
+    }
+    set_budget(&x);
+    set_problem(&x, B);
+    plan_shape(&shape, &out.problem);
+    machine_costs(&out.costs, &x.machine, &shape);
+    point->network = machine_waits_for_network(&x.machine, &shape);
+    if (plan_choose(&out.plan, &out.problem, "auto", &why)) {
+        snprintf(point->error, sizeof point->error, "%.511s", why.text);
+        return STATUS_OK;
+    }
+    if (plan_predict(&point->prediction, &out.plan, &out.problem, err)) {
+        return err->status;
+    }
+    point->tokens_per_s = (double)(c.rows * c.T) / point->prediction.step_s;
+    return STATUS_OK;
+}
+
+#define SCALE_GPUS_MAX ((size_t)1024)
+
+int prepare_scaling(struct scale_point points[SCALE_POINTS_MAX], size_t *n,
+                    const struct prepare_config *config, size_t B, struct error *err)
+{
+    size_t all = config->gpus ? config->gpus : 1;
+    *n = 0;
+    for (size_t gpus = 1; gpus < all; gpus *= 2) {
+        if (scale(points + (*n)++, config, gpus, 1, B, err)) {
+            return err->status;
+        }
+    }
+    for (size_t nodes = 1; nodes * all <= SCALE_GPUS_MAX; nodes *= 2) {
+        if (scale(points + (*n)++, config, all, nodes, B, err)) {
+            return err->status;
+        }
+    }
+    return STATUS_OK;
+}
+
 int prepared_schedule(const struct prepared *p, const struct graph *graph, struct timing *timings,
                       size_t steps, struct error *err)
 {
@@ -636,7 +733,7 @@ int prepared_schedule(const struct prepared *p, const struct graph *graph, struc
     if (!work) {
         return error_set(err, STATUS_FAIL, "no memory to simulate %zu operations", graph->n_ops);
     }
-    step_shape(&shape, q->model, q->dtype, q->B, q->T, q->micro_batches, true);
+    plan_shape(&shape, q);
     costs_of_graph(&p->costs, &shape, &p->plan, graph, work);
     struct simulation simulation = {
         .graph = graph, .work = work, .link = p->costs.link, .fifo = p->plan.fifo, .steps = steps};

@@ -6,6 +6,7 @@
 #ifndef HETE_PREPARE_H
 #define HETE_PREPARE_H
 
+#include "hete/comm.h"
 #include "hete/machine.h"
 #include "hete/plan.h"
 #include "hete/report.h"
@@ -22,8 +23,13 @@ struct prepare_config {
     double link_gb_per_s;                             // 0: not limited
     const char *machine, *emulate;                    // files; "": none
     const char *policy, *plan;                        // plan: a file; "": none
-    size_t gpus;                                      // of estimates for a machine file
-    const char *cache, *identity;                     // of profile.h
+    int zero;                                         // of plan_problem
+    // The run's ranks, which all call the functions below with the same configuration; NULL: one,
+    // or, of an estimate for a machine file, gpus on each of nodes. Options are of each rank, what
+    // a machine or its file has of host memory is shared by the ranks there.
+    struct comm *comm;
+    size_t gpus, nodes;           // 0: 1
+    const char *cache, *identity; // of profile.h
 };
 
 struct prepared {
@@ -39,8 +45,9 @@ struct prepared {
     struct device_config device; // to be opened for the session
 };
 
-// STATUS_USAGE: options that contradict each other, no such policy. STATUS_FAIL: nothing fits, or a
-// file cannot be read.
+// All ranks make the same plan, from the same costs and budgets. STATUS_USAGE: options that
+// contradict each other, no such policy. STATUS_FAIL: nothing fits; a file cannot be read; the
+// ranks do not ask for the same.
 int prepare(struct prepared *out, const struct prepare_config *config, struct error *err);
 
 // Everything on a device without a cap, and nothing measured. STATUS_FAIL: more than this machine's
@@ -55,6 +62,12 @@ int prepare_inference(struct prepared *out, const struct prepare_config *config,
 // caller frees *results; out->problem is that of the last micro-batch that was tried.
 int prepare_policies(struct prepared *out, struct policy_result **results, size_t *n,
                      const struct prepare_config *config, struct error *err);
+
+// The policy auto with B rows in a micro-batch on 1, 2, 4, .. GPUs of one machine, up to config's
+// gpus, and then on 1, 2, 4, .. whole machines, up to 1024 GPUs; each GPU has the same part of the
+// step's rows, config->rows. Needs a machine file.
+int prepare_scaling(struct scale_point points[SCALE_POINTS_MAX], size_t *n,
+                    const struct prepare_config *config, size_t B, struct error *err);
 
 // Times of steps of the plan's training graph, as they are predicted: timings[steps * n_ops].
 int prepared_schedule(const struct prepared *p, const struct graph *graph, struct timing *timings,

@@ -1,7 +1,8 @@
-// Two phases share the arena, for neither needs what the other one has there:
+// Three phases share the arena, for none needs what another one has there:
 //
 //   calls      params of both units, grads of both, x y dx, kept, work, tokens, losses
 //   optimizer  params, grads, master, m, v of `elems` elements; a buffer per direction of copies
+//   ranks      a gradient, everybody's version of this rank's piece of it, their sum
 //
 // The optimizer's arrays are walked through from try to try, so that they come from memory as they
 // do in a step, not from a cache; what a unit has beyond their size is extrapolated.
@@ -30,7 +31,8 @@
 #define ENOUGH        0.01 // seconds of tries: what is short is tried more often than TRIES_MIN
 #define SECONDS_MIN   1e-9 // nothing takes no time
 #define LONG          0.1  // seconds of a call that is not repeated
-#define ENOUGH_COPIES ((size_t)4) // before the rate of copies is believed
+#define ENOUGH_COPIES ((size_t)4)  // before the rate of copies is believed
+#define SHARED        ((size_t)64) // numbers that a rank shares in a step: one or so per unit
 
 // Offsets into the device's arena.
 struct calls_layout {
@@ -38,6 +40,10 @@ struct calls_layout {
 };
 struct optimizer_layout {
     size_t params, grads, master, m, v, chunks, norm, in, out, end;
+};
+
+struct ranks_layout {
+    size_t grads, stage, sum, end;
 };
 
 struct profile {
@@ -48,6 +54,9 @@ struct profile {
     char *base;
     struct calls_layout calls;
     struct optimizer_layout opt;
+    struct ranks_layout among;
+    size_t ranks, *piece_first, *piece_n; // of what is exchanged, by rank
+    struct error lost;                    // why ranks cannot be reached; its status: STATUS_OK
     size_t elems, copy_bytes, walked;
     bool on_host; // host work is measured: another thread calls the device
     // Host memory: the first four pinned.
@@ -122,6 +131,12 @@ static double measure(struct profile *p, work_fn *work, size_t arg)
 
 // ---- memory -------------------------------------------------------------------------------------
 
+// Of a unit, as many elements as are worked on at a time.
+static size_t elems_of(const struct profile *p, size_t k)
+{
+    return least(model_unit(p->model, k)->params, p->elems);
+}
+
 static void lay_out(struct profile *p, enum dtype dtype)
 {
     size_t B = p->config->B, T = p->config->T, e = dtype_bytes(dtype);
@@ -154,6 +169,17 @@ static void lay_out(struct profile *p, enum dtype dtype)
     o->norm = take(&o->end, sizeof(double));
     o->in = take(&o->end, p->copy_bytes);
     o->out = take(&o->end, p->copy_bytes);
+
+    size_t among = p->ranks > 1 ? elems_of(p, 0) : 0;
+    among = p->ranks > 1 ? most(among, elems_of(p, 1)) : 0;
+    p->among.grads = take(&p->among.end, among * e);
+    p->among.stage = take(&p->among.end, (among + p->ranks * TENSOR_ALIGN) * e);
+    p->among.sum = take(&p->among.end, (among / p->ranks + TENSOR_ALIGN) * sizeof(float));
+}
+
+static size_t arena_bytes(const struct profile *p)
+{
+    return most(most(p->calls.end, p->opt.end), p->among.end);
 }
 
 static int take_host_memory(struct profile *p, struct error *err)
@@ -343,11 +369,6 @@ static size_t walk(struct profile *p, size_t n)
     size_t at = p->walked + n <= p->elems ? p->walked : 0;
     p->walked = at + (n + SUMSQ_CHUNK - 1) / SUMSQ_CHUNK * SUMSQ_CHUNK;
     return at;
-}
-
-static size_t elems_of(const struct profile *p, size_t k)
-{
-    return least(model_unit(p->model, k)->params, p->elems);
 }
 
 static const struct adamw adam = {.beta1 = 0.9f,
@@ -627,26 +648,151 @@ static void work_on_host(void *ctx)
     w->p->on_host = false;
 }
 
+// ---- other ranks --------------------------------------------------------------------------------
+
+// Cuts n elements into pieces as a step does (step_piece).
+static struct comm_pieces cut(struct profile *p, size_t n)
+{
+    size_t groups = n / TENSOR_ALIGN;
+    for (size_t i = 0; i < p->ranks; i++) {
+        size_t begin = groups * i / p->ranks, end = groups * (i + 1) / p->ranks;
+        p->piece_first[i] = begin * TENSOR_ALIGN;
+        p->piece_n[i] = (end - begin) * TENSOR_ALIGN;
+    }
+    return (struct comm_pieces){dtype_bytes(p->dev->dtype), p->piece_first, p->piece_n};
+}
+
+// What an operation of the comm lane does (operate.c).
+static void run_scatter(struct profile *p, size_t k)
+{
+    const struct layers *f = p->dev->layers;
+    struct comm_pieces pieces = cut(p, elems_of(p, k));
+    size_t rank = (size_t)comm_rank(p->config->comm), n = pieces.n[rank];
+    char *grads = lane(p, p->among.grads), *stage = lane(p, p->among.stage);
+    float *sum = lane(p, p->among.sum);
+    if (p->lost.status || comm_exchange(p->config->comm, stage, grads, &pieces, &p->lost)) {
+        return;
+    }
+    for (size_t r = 0; r < p->ranks && n; r++) {
+        f->accumulate(p->dev, sum, stage + r * n * pieces.element, r == 0, n);
+    }
+    if (n) {
+        f->cast(p->dev, grads + pieces.first[rank] * pieces.element, sum, n);
+    }
+}
+
+static void run_gather(struct profile *p, size_t k)
+{
+    struct comm_pieces pieces = cut(p, elems_of(p, k));
+    size_t rank = (size_t)comm_rank(p->config->comm);
+    char *grads = lane(p, p->among.grads);
+    if (!p->lost.status) {
+        comm_gather(p->config->comm, grads, grads + pieces.first[rank] * pieces.element, &pieces,
+                    &p->lost);
+    }
+}
+
+static void run_share(struct profile *p, size_t n)
+{
+    double *all = (double *)p->in;
+    if (!p->lost.status) {
+        comm_share(p->config->comm, all + n * (size_t)comm_rank(p->config->comm), all,
+                   n * sizeof *all, &p->lost);
+    }
+}
+
+// The largest of the ranks' numbers, each of n; of rates, which stand at `rate`, the least.
+static int agree(struct profile *p, double *x, size_t n, const bool *rate, struct error *err)
+{
+    double *all = malloc(p->ranks * n * sizeof *all);
+    if (!all) {
+        return error_set(err, STATUS_FAIL, "no memory for what %zu ranks have measured", p->ranks);
+    }
+    int status = comm_all_gather(p->config->comm, x, all, n * sizeof *x, err);
+    for (size_t i = 0; status == STATUS_OK && i < p->ranks * n; i++) {
+        double *agreed = x + i % n;
+        *agreed = rate && rate[i % n] ? fmin(*agreed, all[i]) : fmax(*agreed, all[i]);
+    }
+    free(all);
+    return status;
+}
+
+// As measure(), but all ranks try equally often.
+static double measure_among(struct profile *p, work_fn *work, size_t arg)
+{
+    double times[TRIES_MAX];
+    double first = (once(p, work, arg), once(p, work, arg));
+    if (p->lost.status || agree(p, &first, 1, NULL, &p->lost) || first > LONG) {
+        return first;
+    }
+    size_t n = (size_t)fmin(fmax(ENOUGH / fmax(first, SECONDS_MIN), TRIES_MIN), TRIES_MAX);
+    for (size_t i = 0; i < n; i++) {
+        times[i] = once(p, work, arg);
+    }
+    return median(times, n);
+}
+
+static int measure_ranks(struct profile *p, struct costs *costs, struct error *err)
+{
+    size_t shared = least(SHARED, COPY_MIN / p->ranks / sizeof(double));
+    size_t n = most(elems_of(p, 0), elems_of(p, 1));
+    if (p->ranks == 1) {
+        return STATUS_OK;
+    }
+    fill(p, NULL, p->among.grads, p->dev->dtype, 0, 0.001f, n);
+    for (size_t k = 0; k < 2; k++) {
+        double whole = (double)model_unit(p->model, k)->params / (double)elems_of(p, k);
+        costs->scatter[k] = measure_among(p, run_scatter, k) * whole;
+        costs->gather[k] = measure_among(p, run_gather, k) * whole;
+    }
+    costs->share = measure_among(p, run_share, shared);
+    *err = p->lost;
+    return err->status;
+}
+
 // ---- all of it ----------------------------------------------------------------------------------
+
+// Until all ranks are here: what they measure then they measure at the same time.
+static int together(const struct profile *p, struct error *err)
+{
+    return p->ranks > 1 ? comm_barrier(p->config->comm, err) : STATUS_OK;
+}
 
 static int measure_all(struct profile *p, struct costs *costs, struct error *err)
 {
     void *base;
     double unused[2];
     struct host_work work = {p, costs};
-    if (device_arena(p->dev, most(p->calls.end, p->opt.end), &base, err) ||
-        take_host_memory(p, err)) {
+    if (device_arena(p->dev, arena_bytes(p), &base, err) || take_host_memory(p, err) ||
+        together(p, err)) {
         return err->status;
     }
     p->base = base;
     measure_calls(p, costs);
     fill_for_optimizer(p);
-    measure_device_optimizer(p, costs);
-    costs->peak_flops = device_matmul_rate(p->dev, 1024);
-    if (measure_link(p, costs, err)) {
+    if (together(p, err)) {
         return err->status;
     }
-    return during_copies(p, work_on_host, &work, unused, err);
+    measure_device_optimizer(p, costs);
+    costs->peak_flops = device_matmul_rate(p->dev, 1024);
+    if (together(p, err) || measure_link(p, costs, err) || together(p, err) ||
+        during_copies(p, work_on_host, &work, unused, err) || together(p, err)) {
+        return err->status;
+    }
+    return measure_ranks(p, costs, err);
+}
+
+// Everybody counts with the slowest rank.
+static int agree_on_costs(struct profile *p, struct costs *costs, struct error *err)
+{
+    enum { NUMBERS = sizeof *costs / sizeof(double) };
+    bool rate[NUMBERS] = {0};
+    const double *rates[] = {&costs->link.in, &costs->link.out, &costs->link.in_duplex,
+                             &costs->link.out_duplex, &costs->peak_flops};
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) {
+        rate[rates[i] - (const double *)costs] = true;
+    }
+    return p->ranks > 1 ? agree(p, (double *)costs, NUMBERS, rate, err) : STATUS_OK;
 }
 
 // Everything that times depend on, in words; its hash is the cache's name.
@@ -661,54 +807,86 @@ static void cache_path(const struct profile *p, char path[PATH_MAX], char words[
     int n = snprintf(key, sizeof key, "%s|%.400s|%zu|%zu|%a %a %a %a %a", words, c->identity,
                      p->model->embed.params, p->model->block.params, l->latency_s, l->in, l->out,
                      l->in_duplex, l->out_duplex);
+    if (p->ranks > 1) {
+        n += snprintf(key + n, sizeof key - (size_t)n, "|%zu ranks, %d here", p->ranks,
+                      comm_local_ranks(c->comm));
+    }
     snprintf(path, PATH_MAX, "%s/profile-%016llx", c->cache,
              (unsigned long long)XXH3_64bits(key, least((size_t)n, sizeof key - 1)));
 }
 
+// Costs from the cache, if all ranks have some there.
+static int read_cache(struct profile *p, struct costs *out, const char *path, bool *cached,
+                      struct error *err)
+{
+    struct error ignored;
+    double missing = costs_read(out, path, &ignored) != STATUS_OK;
+    int status = p->ranks > 1 ? agree(p, &missing, 1, NULL, err) : STATUS_OK;
+    *cached = status == STATUS_OK && missing == 0;
+    return status || !*cached ? status : agree_on_costs(p, out, err);
+}
+
 static int cached_or_measured(struct profile *p, struct costs *out, bool *cached, struct error *err)
 {
-    char path[PATH_MAX], words[512];
+    char path[PATH_MAX] = "", words[512];
+    const char *cache = p->config->cache;
     struct error ignored;
-    if (!p->config->cache) {
-        return measure_all(p, out, err);
-    }
-    cache_path(p, path, words);
-    *cached = costs_read(out, path, &ignored) == STATUS_OK;
-    if (*cached) {
-        return STATUS_OK;
+    if (cache) {
+        cache_path(p, path, words);
+        if (read_cache(p, out, path, cached, err) || *cached) {
+            return *cached ? STATUS_OK : err->status;
+        }
     }
     *out = (struct costs){0};
-    if (measure_all(p, out, err)) {
+    if (measure_all(p, out, err) || agree_on_costs(p, out, err)) {
         return err->status;
     }
-    if (dir_make(p->config->cache, &ignored) == STATUS_OK) {
+    bool writes = cache && (p->ranks == 1 || comm_local_rank(p->config->comm) == 0);
+    if (writes && dir_make(cache, &ignored) == STATUS_OK) {
         costs_write(out, path, words, &ignored);
     }
     return STATUS_OK;
 }
 
+static int profile_devices(struct profile *p, struct costs *out, bool *cached, struct error *err)
+{
+    struct device_config device = p->config->device, host = p->config->device;
+    lay_out(p, device.dtype);
+    if (device.memory) {
+        device.memory = arena_bytes(p);
+    }
+    host.kind = "cpu";
+    host.threads = p->config->host_threads;
+    host.memory = 0;
+    if (device_open(&p->dev, &device, err)) {
+        return err->status;
+    }
+    int status = device_open(&p->host, &host, err);
+    if (!status) {
+        status = cached_or_measured(p, out, cached, err);
+        device_close(p->host);
+    }
+    device_close(p->dev);
+    return status;
+}
+
 int profile_measure(struct costs *out, const struct profile_config *config, bool *cached,
                     struct error *err)
 {
-    struct profile p = {.config = config, .model = config->model};
-    struct device_config device = config->device, host = config->device;
+    size_t ranks = config->comm ? (size_t)comm_ranks(config->comm) : 1;
+    size_t *pieces = calloc(2 * ranks, sizeof *pieces);
+    struct profile p = {.config = config,
+                        .model = config->model,
+                        .ranks = ranks,
+                        .piece_first = pieces,
+                        .piece_n = pieces + ranks};
     *out = (struct costs){0};
     *cached = false;
-    lay_out(&p, device.dtype);
-    if (device.memory) {
-        device.memory = most(p.calls.end, p.opt.end);
+    int status = pieces ? profile_devices(&p, out, cached, err)
+                        : error_set(err, STATUS_FAIL, "no memory for %zu ranks", ranks);
+    free(pieces);
+    if (status && ranks > 1) {
+        comm_abort(config->comm, err->text); // the others wait for this one to measure
     }
-    host.kind = "cpu";
-    host.threads = config->host_threads;
-    host.memory = 0;
-    if (device_open(&p.dev, &device, err)) {
-        return err->status;
-    }
-    int status = device_open(&p.host, &host, err);
-    if (!status) {
-        status = cached_or_measured(&p, out, cached, err);
-        device_close(p.host);
-    }
-    device_close(p.dev);
     return status;
 }

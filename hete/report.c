@@ -79,7 +79,8 @@ struct table {
     struct row *rows; // runs of units with equal decisions, then what several units share
     size_t n;         // with that one
     struct row total;
-    size_t copies, pageable; // of a step; those of them whose host side is not pinned
+    size_t category[CATEGORIES][SPACES]; // bytes
+    size_t copies, pageable;             // of a step; those of them whose host side is not pinned
 };
 
 static enum column column_of(const struct op *op)
@@ -201,8 +202,7 @@ static int make_table(struct table *t, const struct plan *plan, const struct pla
     struct layout layout = {0};
     struct graph g = {0};
     double *work = NULL;
-    step_shape(&shape, problem->model, problem->dtype, problem->B, problem->T,
-               problem->micro_batches, true);
+    plan_shape(&shape, problem);
     bool failed = !make_rows(t, plan);
     int status = layout_make(&layout, &shape, plan, problem->budget.pinned, err);
     status = status ? status : step_build(&g, &shape, plan, STEP_TRAIN, err);
@@ -213,6 +213,11 @@ static int make_table(struct table *t, const struct plan *plan, const struct pla
     }
     if (!status && (failed || !work || !add_bytes(t, &layout, &g))) {
         status = error_set(err, STATUS_FAIL, "no memory for the table of a plan");
+    }
+    for (int c = 0; !status && c < CATEGORIES; c++) {
+        for (int s = 0; s < SPACES; s++) {
+            t->category[c][s] = layout.category[s][c];
+        }
     }
     for (size_t i = 0; !status && i < t->n; i++) {
         for (int s = 0; s < SPACES; s++) {
@@ -235,8 +240,9 @@ static int columns_shown(const struct table *t)
     return t->total.seconds[COMM] > 0 ? COLUMNS : COMM;
 }
 
+// ranks: of the plan. What of a unit is cut among them is said where there are several.
 static void print_row(FILE *out, const struct row *row, const char *name,
-                      const struct unit_plan *decided, int columns)
+                      const struct unit_plan *decided, size_t ranks, int columns)
 {
     fprintf(out, "  %-8s", name);
     if (decided) {
@@ -245,6 +251,9 @@ static void print_row(FILE *out, const struct row *row, const char *name,
                 decided->host_optimizer ? "host" : "device");
     } else {
         fprintf(out, " %-32s", "");
+    }
+    if (ranks > 1) {
+        fprintf(out, " %-5s", !decided ? "" : decided->shard ? "shard" : "whole");
     }
     fprintf(out, " %9s %9s %9s |", size_text(row->bytes[SPACE_DEVICE]).s,
             size_text(row->bytes[SPACE_PINNED]).s, size_text(row->bytes[SPACE_HOST]).s);
@@ -256,8 +265,8 @@ static void print_row(FILE *out, const struct row *row, const char *name,
 
 static void print_table(FILE *out, const struct table *t, const struct plan *plan)
 {
-    fprintf(out, "  %-8s %-11s %-10s %-9s %9s %9s %9s |", "units", "activations", "parameters",
-            "optimizer", "device", "pinned", "host");
+    fprintf(out, "  %-8s %-11s %-10s %-9s%s %9s %9s %9s |", "units", "activations", "parameters",
+            "optimizer", plan->ranks > 1 ? " state" : "", "device", "pinned", "host");
     int columns = columns_shown(t);
     fprintf(out, " %8s %8s %8s %8s %8s %8s %8s%s  ms\n", "forward", "recomp.", "backward", "update",
             "copy in", "copy out", "host", columns > COMM ? "     comm" : "");
@@ -269,17 +278,40 @@ static void print_table(FILE *out, const struct table *t, const struct plan *pla
         } else {
             snprintf(name.s, sizeof name.s, "%zu-%zu", row->first, row->last);
         }
-        print_row(out, row, name.s, plan->unit + row->first, columns);
+        print_row(out, row, name.s, plan->unit + row->first, plan->ranks, columns);
     }
-    print_row(out, t->rows + t->n - 1, "shared", NULL, columns);
-    print_row(out, &t->total, "total", NULL, columns);
+    print_row(out, t->rows + t->n - 1, "shared", NULL, plan->ranks, columns);
+    print_row(out, &t->total, "total", NULL, plan->ranks, columns);
 }
 
 // ---- what surrounds the table -------------------------------------------------------------------
 
+// Of a step of all ranks.
 static double tokens_of(const struct plan *plan)
 {
-    return (double)plan->B * (double)plan->T * (double)plan->micro_batches;
+    return (double)plan->B * (double)plan->T * (double)plan->micro_batches * (double)plan->ranks;
+}
+
+// What a rank holds of the model's state.
+static void print_ranks(FILE *out, const struct table *t, const struct plan *plan)
+{
+    static const enum category state[] = {PARAMS, MASTERS, MOMENTS, GRADIENTS};
+    size_t sharded = 0;
+    for (size_t u = 0; u < plan->units; u++) {
+        sharded += plan->unit[u].shard;
+    }
+    if (plan->ranks == 1) {
+        return;
+    }
+    fprintf(out, "  each of %zu ranks, device + host:", plan->ranks);
+    for (size_t i = 0; i < sizeof state / sizeof *state; i++) {
+        const size_t *bytes = t->category[state[i]];
+        fprintf(out, "%s %s %s + %s", i ? "," : "", category_name[state[i]],
+                size_text(bytes[SPACE_DEVICE]).s,
+                size_text(bytes[SPACE_PINNED] + bytes[SPACE_HOST]).s);
+    }
+    fprintf(out, "; of %zu of %zu units it updates a piece, 1/%zu\n", sharded, plan->units,
+            plan->ranks);
 }
 
 static void print_budget(FILE *out, const char *what, size_t bytes, size_t budget)
@@ -400,6 +432,7 @@ int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *p
                 ms_text(p.step_s).s, number_text(ratio(tokens_of(plan), p.step_s), 0).s,
                 ms_text(plan_bound(problem)).s);
         print_table(out, &table, plan);
+        print_ranks(out, &table, plan);
         print_budgets(out, &p, &problem->budget);
         print_pageable(out, &table);
         print_settings(out, plan);
@@ -455,14 +488,19 @@ void report_miniature(FILE *out, const struct plan_problem *problem, const struc
 
 // ---- policies -----------------------------------------------------------------------------------
 
+static size_t all_gpus(const struct report_subject *subject)
+{
+    return subject->gpus * subject->nodes;
+}
+
 static double step_tokens(const struct policy_result *r, const struct report_subject *subject)
 {
-    return (double)(r->B * subject->problem->T * r->micro_batches * subject->gpus);
+    return (double)(r->B * subject->problem->T * r->micro_batches * all_gpus(subject));
 }
 
 static double mfu(const struct report_subject *subject, double step_s)
 {
-    return ratio(subject->flops / (double)subject->gpus,
+    return ratio(subject->flops / (double)all_gpus(subject),
                  step_s * subject->problem->costs->peak_flops);
 }
 
@@ -483,13 +521,110 @@ static void print_policy(FILE *out, const struct report_subject *subject,
             size_text(p->device_bytes).s, size_text(p->pinned_bytes).s, size_text(p->host_bytes).s);
 }
 
+static int lanes_of(const struct report_subject *subject)
+{
+    return all_gpus(subject) > 1 ? LANES : LANE_COMM;
+}
+
+static void print_policy_lanes(FILE *out, const struct report_subject *subject,
+                               const struct policy_result *results, size_t n)
+{
+    int lanes = lanes_of(subject);
+    fprintf(out, "\n%-16s busy ms:", "policy");
+    for (int lane = 0; lane < lanes; lane++) {
+        fprintf(out, " %9s", lane_name((enum lane)lane));
+    }
+    fprintf(out, "   exposed ms:");
+    for (int lane = LANE_COMPUTE + 1; lane < lanes; lane++) {
+        fprintf(out, " %9s", lane_name((enum lane)lane));
+    }
+    fputc('\n', out);
+    for (size_t i = 0; i < n; i++) {
+        const struct prediction *p = &results[i].prediction;
+        if (results[i].error[0]) {
+            continue;
+        }
+        fprintf(out, "%-16s         ", results[i].policy);
+        for (int lane = 0; lane < lanes; lane++) {
+            fprintf(out, " %9s", ms_text(p->busy_s[lane]).s);
+        }
+        fprintf(out, "              ");
+        for (int lane = LANE_COMPUTE + 1; lane < lanes; lane++) {
+            fprintf(out, " %9s", ms_text(p->exposed_s[lane]).s);
+        }
+        fputc('\n', out);
+    }
+}
+
+// ---- scaling ------------------------------------------------------------------------------------
+
+// The point that others are compared with: the first that fits. NULL: none.
+static const struct scale_point *scale_base(const struct report_subject *subject)
+{
+    size_t i = 0;
+    while (i < subject->n_scaling && subject->scaling[i].error[0]) {
+        i++;
+    }
+    return i < subject->n_scaling ? subject->scaling + i : NULL;
+}
+
+// The lane that the compute lane waits for most.
+static enum lane waited_for(const struct prediction *p)
+{
+    enum lane most = LANE_COPY_IN;
+    for (enum lane lane = LANE_COPY_IN; lane < LANES; lane++) {
+        most = p->exposed_s[lane] > p->exposed_s[most] ? lane : most;
+    }
+    return most;
+}
+
+static void print_point(FILE *out, const struct scale_point *point, const struct scale_point *base)
+{
+    const struct prediction *p = &point->prediction;
+    enum lane lane = waited_for(p);
+    fprintf(out, "%6zu %9zu", point->gpus, point->nodes);
+    if (point->error[0]) {
+        fprintf(out, "  does not fit: %s\n", point->error);
+        return;
+    }
+    fprintf(out, " %10s %12s %8s", ms_text(p->step_s).s, number_text(point->tokens_per_s, 1).s,
+            percent_text(ratio(point->tokens_per_s, base->tokens_per_s)).s);
+    if (p->exposed_s[lane] < 1e-3 * p->step_s) {
+        fprintf(out, "   nothing\n");
+        return;
+    }
+    fprintf(out, "   %s, %s of the step", lane_name(lane),
+            percent_text(ratio(p->exposed_s[lane], p->step_s)).s);
+    if (lane == LANE_COMM) {
+        fprintf(out, " (%s)", point->network ? "the network" : "the link between GPUs");
+    }
+    fputc('\n', out);
+}
+
+static void print_scaling(FILE *out, const struct report_subject *subject)
+{
+    const struct plan_problem *problem = subject->problem;
+    const struct scale_point *base = scale_base(subject);
+    fprintf(out,
+            "\nscaling of policy auto, the same %zu rows on every GPU (weak scaling), at most %zu "
+            "GPU%s a machine\n",
+            problem->B * problem->micro_batches, subject->gpus, subject->gpus == 1 ? "" : "s");
+    fprintf(out, "%6s %9s %10s %12s %8s   %s\n", "GPUs", "machines", "step ms", "tok/s a GPU",
+            "of first", "compute waits most for");
+    for (size_t i = 0; i < subject->n_scaling; i++) {
+        print_point(out, subject->scaling + i, base);
+    }
+}
+
 void report_policies(FILE *out, const struct report_subject *subject,
                      const struct policy_result *results, size_t n)
 {
     const struct budget *budget = &subject->problem->budget;
-    if (subject->gpus > 1) {
-        fprintf(out, "%zu GPUs, estimated: batch and memory are one GPU's, tok/s all of them\n",
-                subject->gpus);
+    if (all_gpus(subject) > 1) {
+        fprintf(out,
+                "%zu GPUs, %zu on each of %zu machine%s: batch and memory are one GPU's, tok/s "
+                "all of them\n",
+                all_gpus(subject), subject->gpus, subject->nodes, subject->nodes == 1 ? "" : "s");
     }
     fprintf(out, "%-16s %8s %10s %9s %7s %7s %9s %9s %9s\n", "policy", "batch", "step ms", "tok/s",
             "MFU", "/bound", "device", "pinned", "host");
@@ -500,22 +635,9 @@ void report_policies(FILE *out, const struct report_subject *subject,
             size_text(budget->device).s);
     fprintf(out, " %9s %9s (with pinned)\n", size_text(budget->pinned).s,
             size_text(budget->host).s);
-    fprintf(out, "\n%-16s busy ms: %9s %9s %9s %9s   exposed ms: %9s %9s %9s\n", "policy",
-            "compute", "copy in", "copy out", "host", "copy in", "copy out", "host");
-    for (size_t i = 0; i < n; i++) {
-        const struct prediction *p = &results[i].prediction;
-        if (results[i].error[0]) {
-            continue;
-        }
-        fprintf(out, "%-16s         ", results[i].policy);
-        for (int lane = 0; lane < LANE_COMM; lane++) {
-            fprintf(out, " %9s", ms_text(p->busy_s[lane]).s);
-        }
-        fprintf(out, "              ");
-        for (int lane = LANE_COMPUTE + 1; lane < LANE_COMM; lane++) {
-            fprintf(out, " %9s", ms_text(p->exposed_s[lane]).s);
-        }
-        fputc('\n', out);
+    print_policy_lanes(out, subject, results, n);
+    if (subject->n_scaling) {
+        print_scaling(out, subject);
     }
 }
 
@@ -537,11 +659,17 @@ static json_t *string(const char *text)
     return valid ? valid : json_string("(not UTF-8)");
 }
 
-static json_t *lanes(const double *seconds)
+// comm: there are other ranks.
+static json_t *lanes(const double *seconds, bool comm)
 {
-    return json_pack("{s:o, s:o, s:o, s:o}", "compute", real(seconds[LANE_COMPUTE]), "copy_in",
-                     real(seconds[LANE_COPY_IN]), "copy_out", real(seconds[LANE_COPY_OUT]), "host",
-                     real(seconds[LANE_HOST]));
+    json_t *object = json_pack("{s:o, s:o, s:o, s:o}", "compute", real(seconds[LANE_COMPUTE]),
+                               "copy_in", real(seconds[LANE_COPY_IN]), "copy_out",
+                               real(seconds[LANE_COPY_OUT]), "host", real(seconds[LANE_HOST]));
+    if (comm && json_object_set_new(object, "comm", real(seconds[LANE_COMM]))) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
 }
 
 static json_t *unit_runs(const struct plan *plan)
@@ -552,10 +680,10 @@ static json_t *unit_runs(const struct plan *plan)
         for (next = first + 1; first && next < plan->units && unit_plan_same(d, plan->unit + next);
              next++) {
         }
-        if (json_array_append_new(runs, json_pack("{s:o, s:o, s:b, s:b, s:b}", "from",
-                                                  integer(first), "to", integer(next - 1),
-                                                  "recompute", d->recompute, "stream", d->stream,
-                                                  "host_optimizer", d->host_optimizer))) {
+        if (json_array_append_new(
+                runs, json_pack("{s:o, s:o, s:b, s:b, s:b, s:b}", "from", integer(first), "to",
+                                integer(next - 1), "recompute", d->recompute, "stream", d->stream,
+                                "host_optimizer", d->host_optimizer, "shard", d->shard))) {
             json_decref(runs);
             return NULL;
         }
@@ -565,12 +693,12 @@ static json_t *unit_runs(const struct plan *plan)
 
 static json_t *plan_object(const struct plan *plan)
 {
-    return json_pack("{s:o, s:o, s:o, s:o, s:b, s:b, s:b, s:b, s:b, s:b, s:o}", "policy",
-                     string(plan->policy), "slots", integer(plan->slots), "grad_buffers",
-                     integer(plan->grad_buffers), "slices", integer(plan->slices), "hold_updates",
-                     plan->hold_updates, "early_adam", plan->early_adam, "speculate",
-                     plan->speculate, "fifo", plan->fifo, "barrier", plan->barrier, "serial_copies",
-                     plan->serial_copies, "units", unit_runs(plan));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:b, s:b, s:b, s:b, s:o}", "policy",
+                     string(plan->policy), "ranks", integer(plan->ranks), "slots",
+                     integer(plan->slots), "grad_buffers", integer(plan->grad_buffers), "slices",
+                     integer(plan->slices), "hold_updates", plan->hold_updates, "early_adam",
+                     plan->early_adam, "speculate", plan->speculate, "fifo", plan->fifo, "barrier",
+                     plan->barrier, "serial_copies", plan->serial_copies, "units", unit_runs(plan));
 }
 
 // A value of a policy that fits.
@@ -586,7 +714,7 @@ static json_t *only(bool fits, json_t *value)
 static json_t *policy_object(const struct report_subject *subject, const struct policy_result *r)
 {
     const struct prediction *p = &r->prediction;
-    bool fits = !r->error[0];
+    bool fits = !r->error[0], several = all_gpus(subject) > 1;
     json_t *object = json_pack(
         "{s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", string(r->policy), "fits", fits,
         "error", only(!fits, string(r->error)), "micro_batch", integer(r->B), "micro_batches",
@@ -596,14 +724,43 @@ static json_t *policy_object(const struct report_subject *subject, const struct 
     json_t *more = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o}", "device_bytes", only(fits, integer(p->device_bytes)),
         "host_bytes", only(fits, integer(p->host_bytes)), "pinned_bytes",
-        only(fits, integer(p->pinned_bytes)), "busy_s", only(fits, lanes(p->busy_s)), "exposed_s",
-        only(fits, lanes(p->exposed_s)), "plan", only(fits, plan_object(&r->plan)));
+        only(fits, integer(p->pinned_bytes)), "busy_s", only(fits, lanes(p->busy_s, several)),
+        "exposed_s", only(fits, lanes(p->exposed_s, several)), "plan",
+        only(fits, plan_object(&r->plan)));
     if (!object || !more || json_object_update(object, more)) {
         json_decref(object);
         object = NULL;
     }
     json_decref(more);
     return object;
+}
+
+static json_t *point_object(const struct scale_point *point, const struct scale_point *base)
+{
+    const struct prediction *p = &point->prediction;
+    bool fits = !point->error[0];
+    enum lane lane = waited_for(p);
+    double share = fits ? ratio(point->tokens_per_s, base->tokens_per_s) : NAN;
+    static const char *const name[LANES] = {"compute", "copy_in", "copy_out", "host", "comm"};
+    return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "gpus",
+                     integer(point->gpus), "nodes", integer(point->nodes), "fits", fits, "error",
+                     only(!fits, string(point->error)), "step_s", only(fits, real(p->step_s)),
+                     "tokens_per_s_per_gpu", only(fits, real(point->tokens_per_s)), "of_first",
+                     real(share), "waits_for", only(fits, string(name[lane])), "exposed_s",
+                     only(fits, real(p->exposed_s[lane])), "network", point->network);
+}
+
+static json_t *scaling_array(const struct report_subject *subject)
+{
+    json_t *points = json_array();
+    const struct scale_point *base = scale_base(subject);
+    for (size_t i = 0; points && i < subject->n_scaling; i++) {
+        if (json_array_append_new(points, point_object(subject->scaling + i, base))) {
+            json_decref(points);
+            points = NULL;
+        }
+    }
+    return points;
 }
 
 static json_t *policies_object(const struct report_subject *subject,
@@ -620,13 +777,14 @@ static json_t *policies_object(const struct report_subject *subject,
         return NULL;
     }
     const struct budget *b = &problem->budget;
-    return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:{s:o, s:o, s:o}, s:o}", "model",
-        string(subject->model), "machine", string(subject->machine), "gpus", integer(subject->gpus),
-        "batch", integer(problem->B * problem->micro_batches * subject->gpus), "seq_len",
-        integer(problem->T), "dtype", problem->dtype == DTYPE_FP32 ? "fp32" : "bf16",
-        "flops_per_step", real(subject->flops), "budget", "device_bytes", integer(b->device),
-        "host_bytes", integer(b->host), "pinned_bytes", integer(b->pinned), "policies", policies);
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:{s:o, s:o, s:o}, s:o, s:o}",
+                     "model", string(subject->model), "machine", string(subject->machine), "gpus",
+                     integer(subject->gpus), "nodes", integer(subject->nodes), "batch",
+                     integer(problem->B * problem->micro_batches * all_gpus(subject)), "seq_len",
+                     integer(problem->T), "dtype", problem->dtype == DTYPE_FP32 ? "fp32" : "bf16",
+                     "flops_per_step", real(subject->flops), "budget", "device_bytes",
+                     integer(b->device), "host_bytes", integer(b->host), "pinned_bytes",
+                     integer(b->pinned), "policies", policies, "scaling", scaling_array(subject));
 }
 
 int report_policies_json(FILE *out, const struct report_subject *subject,

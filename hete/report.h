@@ -29,16 +29,28 @@ struct policy_result {
     double bound_s;  // plan_bound of the problem with this micro-batch
     char error[512]; // not empty: does not fit, with the reason
 };
+// A number of GPUs that train with the same rows each (weak scaling).
+#define SCALE_POINTS_MAX 24
+struct scale_point {
+    size_t gpus, nodes;  // of all nodes
+    double tokens_per_s; // per GPU
+    bool network;        // messages wait for the network rather than the link between GPUs
+    struct prediction prediction;
+    char error[512]; // not empty: does not fit, with the reason
+};
+
 // What the policies are compared on.
 struct report_subject {
     const char *model, *machine; // names
     const struct plan_problem *problem;
-    double flops; // of one step, by the usual count (6N + 6LCT per token)
-    size_t gpus;  // that share a step's rows; the problem is one GPU's part of it
+    double flops;       // of one step, by the usual count (6N + 6LCT per token)
+    size_t gpus, nodes; // of each node; they share a step's rows, the problem is one GPU's part
+    const struct scale_point *scaling;
+    size_t n_scaling; // 0: not looked into
 };
 
 // Two tables of policies: step time, tok/s, MFU, distance to the bound, bytes per budget; busy and
-// exposed time per lane.
+// exposed time per lane. Then one of the scaling.
 void report_policies(FILE *out, const struct report_subject *subject,
                      const struct policy_result *results, size_t n);
 // The same as JSON (hete/FORMATS.md). STATUS_FAIL: no memory, or out cannot be written.

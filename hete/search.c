@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 // What plans are measured by before they are simulated. Seconds, but for the bytes.
 enum term {
@@ -11,24 +12,32 @@ enum term {
     ADAM_HOST = BUSY + LANES, // on the host
     FETCH_FIRST,              // copies in for the first forward
     OUT_LAST,                 // copies out of the last micro-batch's gradients
+    GATHER_FIRST,             // of updated parameters, for the first forward
+    SCATTER_LAST,             // of the last micro-batch's gradients
     APART,                    // compute between those two that neither can overlap
     APART_UPDATE,             // compute during which no host Adam can run
     TERMS
 };
+
+#define STREAMS (PLAN_SLOTS_MAX + 3)
 
 // Terms of any choice with the same embedding, slots, buffers and slices: sums of these.
 struct terms {
     double none[2][TERMS];   // no block; [1]: some share gradient buffers
     double device[2][TERMS]; // the first block with its optimizer there, each other one
     double host[TERMS];
-    double stream[PLAN_SLOTS_MAX + 3][TERMS]; // so many of them
-    double recompute[2][TERMS];               // the first, each other one
+    double stream[STREAMS][TERMS]; // so many of them
+    double recompute[2][TERMS];    // the first, each other one
 };
 
 // Terms that are found once and for all choices that have the same of everything but blocks.
 struct known {
     struct choice like;
     struct terms terms;
+    // ZeRO stage 3: so many blocks with a device optimizer and of the host's streamed ones, which
+    // take turns in the slots; `found` when they are first asked for.
+    double one[TERMS], streamed[STREAMS][STREAMS][TERMS];
+    bool found[STREAMS][STREAMS];
     struct known *next;
 };
 
@@ -50,6 +59,7 @@ int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const str
     for (int i = 0; i < SPACES && !status; i++) {
         out->total[i] = layout.total[i];
     }
+    out->shared = status ? 0 : layout.region[BUF_SHARED][0].bytes;
     layout_free(&layout);
     return status;
 }
@@ -71,9 +81,18 @@ void search_open(struct search *s, const struct plan_problem *problem, struct er
                          .autohete_s = INFINITY,
                          .err = err};
     s->plain.speculate = false;
+    s->plain.ranks = problem->ranks > 1 ? problem->ranks : 1;
     s->problem = &s->plain;
-    step_shape(&s->shape, problem->model, problem->dtype, problem->B, problem->T,
-               problem->micro_batches, true);
+    s->autohete_zero = problem->zero < 0 ? 3 : problem->zero;
+    plan_shape(&s->shape, problem);
+    if (s->plain.ranks > 1 && problem->model->units <= PLAN_UNITS_MAX) {
+        struct plan plan;
+        struct plan_bytes bytes = {0};
+        plan_resident(&plan, problem->model, problem->B, problem->T, problem->micro_batches,
+                      problem->hold_updates);
+        s->status = plan_bytes(&bytes, &s->shape, &plan, SIZE_MAX, err);
+        s->shared = bytes.shared;
+    }
 }
 
 void search_close(struct search *s)
@@ -155,6 +174,9 @@ static void terms_of_step(double *v, const struct search *s, const struct writte
         v[FETCH_FIRST] += op->kind == OP_FETCH && !head ? seconds : 0;
         v[OUT_LAST] +=
             op->kind == OP_GRAD_OUT && op->micro + 1 == shape->micro_batches ? seconds : 0;
+        v[GATHER_FIRST] += op->kind == OP_GATHER && !head ? seconds : 0;
+        v[SCATTER_LAST] +=
+            op->kind == OP_SCATTER && op->micro + 1 == shape->micro_batches ? seconds : 0;
     }
 }
 
@@ -170,8 +192,8 @@ static double busiest(const double *v)
 // No schedule is faster.
 static double least_time(const double *v)
 {
-    double update = v[APART_UPDATE] + fmax(v[ADAM_HOST], v[FETCH_FIRST]);
-    return fmax(busiest(v), fmax(update, v[APART] + v[OUT_LAST]));
+    double update = v[APART_UPDATE] + fmax(v[ADAM_HOST], fmax(v[FETCH_FIRST], v[GATHER_FIRST]));
+    return fmax(busiest(v), fmax(update, v[APART] + fmax(v[OUT_LAST], v[SCATTER_LAST])));
 }
 
 // Further micro-batches than those that are written down.
@@ -312,17 +334,23 @@ void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const
     plan_resident(plan, problem->model, problem->B, problem->T, problem->micro_batches,
                   problem->hold_updates);
     size_t last = problem->model->units - 1;
+    size_t streamed = c->n_stream + (c->zero == 3 ? c->n_device : 0);
+    bool several = problem->ranks > 1;
+    plan->ranks = several ? problem->ranks : 1;
     plan->unit[0].host_optimizer = c->embed_on_host;
+    plan->unit[0].shard = several && (c->embed_on_host || c->embed_shard);
     for (size_t u = 1; u <= last; u++) {
+        bool host = u > c->n_device;
         plan->unit[u] = (struct unit_plan){.recompute = u <= c->n_recompute,
-                                           .stream = streams(c, u, last),
-                                           .host_optimizer = u > c->n_device};
+                                           .stream = host ? streams(c, u, last) : c->zero == 3,
+                                           .host_optimizer = host,
+                                           .shard = several && (host || c->zero > 0)};
     }
     plan->early_adam = c->early_adam && !problem->hold_updates;
     plan->speculate =
         problem->speculate && problem->hold_updates && (c->n_device < last || c->embed_on_host);
-    plan->slots = c->slots < c->n_stream ? c->slots : c->n_stream;
-    if (c->n_device < last) {
+    plan->slots = c->slots < streamed ? c->slots : streamed;
+    if (c->n_device < last || c->zero > 0) {
         plan->grad_buffers = c->grad_buffers;
     }
     if (c->n_device < last || c->embed_on_host) {
@@ -339,10 +367,11 @@ static void probe(double *out, struct search *s, const struct choice *like, size
     struct step_shape shape = s->shape;
     struct choice c = *like;
     struct plan plan;
-    struct plan_bytes bytes;
+    struct plan_bytes bytes = {0};
     double v[TERMS] = {0};
     few.units = 1 + device + host + stream;
     problem.model = shape.model = &few;
+    memset(out, 0, TERMS * sizeof *out);
     c.n_device = device;
     c.n_stream = stream;
     c.n_recompute = recompute;
@@ -352,26 +381,44 @@ static void probe(double *out, struct search *s, const struct choice *like, size
     }
     s->status = plan_bytes(&bytes, &shape, &plan, SIZE_MAX, s->err);
     v[DEVICE_BYTES] = (double)bytes.total[SPACE_DEVICE];
-    v[HOST_BYTES] = (double)bytes.total[SPACE_PINNED] + (double)bytes.total[SPACE_HOST];
+    v[HOST_BYTES] =
+        (double)bytes.total[SPACE_PINNED] + (double)bytes.total[SPACE_HOST] - (double)bytes.shared;
     for (int i = 0; i < TERMS; i++) {
         out[i] = v[i] - (less ? less[i] : 0);
     }
 }
 
-static void find_terms(struct terms *t, struct search *s, const struct choice *like)
+// ZeRO stage 3: what so many blocks with a device optimizer, and of the host's streamed ones, add
+// to a block of the host. From two more than there are slots on each one adds the same.
+static const double *streamed_terms(struct search *s, struct known *k, size_t device, size_t host)
 {
-    double one[TERMS], two[TERMS];
-    *t = (struct terms){0};
+    double *v = k->streamed[device][host];
+    if (!k->found[device][host]) {
+        probe(v, s, &k->like, device, 1, host, 0, k->one);
+        k->found[device][host] = true;
+    }
+    return v;
+}
+
+static void find_terms(struct known *k, struct search *s)
+{
+    double *one = k->one, two[TERMS];
+    struct terms *t = &k->terms;
+    const struct choice *like = &k->like;
     probe(one, s, like, 0, 1, 0, 0, NULL);
     probe(t->host, s, like, 0, 2, 0, 0, one);
     for (int i = 0; i < TERMS; i++) {
         t->none[1][i] = one[i] - t->host[i];
     }
-    probe(t->device[0], s, like, 1, 1, 0, 0, one);
-    probe(two, s, like, 1, 1, 0, 0, NULL);
-    probe(t->device[1], s, like, 2, 1, 0, 0, two);
-    probe(t->none[0], s, like, 1, 0, 0, 0, t->device[0]);
-    for (size_t n = 1; n <= like->slots + 2; n++) {
+    if (like->zero < 3) {
+        probe(t->device[0], s, like, 1, 1, 0, 0, one);
+        probe(two, s, like, 1, 1, 0, 0, NULL);
+        probe(t->device[1], s, like, 2, 1, 0, 0, two);
+        probe(t->none[0], s, like, 1, 0, 0, 0, t->device[0]);
+    } else {
+        probe(t->none[0], s, like, 1, 0, 0, 0, streamed_terms(s, k, 1, 0));
+    }
+    for (size_t n = 1; like->zero < 3 && n <= like->slots + 2; n++) {
         probe(t->stream[n], s, like, 0, 1, n, 0, one);
     }
     probe(two, s, like, 0, 3, 0, 0, NULL); // the last of them never recomputed: see APART
@@ -380,17 +427,18 @@ static void find_terms(struct terms *t, struct search *s, const struct choice *l
     probe(t->recompute[1], s, like, 0, 3, 0, 2, two);
 }
 
-static const struct terms *terms_for(struct search *s, const struct choice *c)
+static struct known *known_for(struct search *s, const struct choice *c)
 {
     struct known *k = s->known;
     for (; k; k = k->next) {
         if (k->like.embed_on_host == c->embed_on_host && k->like.early_adam == c->early_adam &&
             k->like.slots == c->slots && k->like.grad_buffers == c->grad_buffers &&
-            k->like.slices == c->slices) {
-            return &k->terms;
+            k->like.slices == c->slices && k->like.zero == c->zero &&
+            k->like.embed_shard == c->embed_shard) {
+            return k;
         }
     }
-    k = s->status ? NULL : malloc(sizeof *k);
+    k = s->status ? NULL : calloc(1, sizeof *k);
     if (!k) {
         s->status = s->status ? s->status : error_set(s->err, STATUS_FAIL, "no memory to plan");
         return NULL;
@@ -398,8 +446,8 @@ static const struct terms *terms_for(struct search *s, const struct choice *c)
     k->like = *c;
     k->next = s->known;
     s->known = k;
-    find_terms(&k->terms, s, c);
-    return &k->terms;
+    find_terms(k, s);
+    return k;
 }
 
 static void sum_terms(double *v, const struct terms *t, const struct choice *c, size_t blocks)
@@ -417,17 +465,34 @@ static void sum_terms(double *v, const struct terms *t, const struct choice *c, 
     }
 }
 
+// Of ZeRO stage 3, as far as it differs from the sum above.
+static void add_streamed(double *v, struct search *s, struct known *k, const struct choice *c)
+{
+    size_t all = c->slots + 2, device = c->n_device < all ? c->n_device : all;
+    size_t host = c->n_stream < all ? c->n_stream : all;
+    const double *here = streamed_terms(s, k, device, host);
+    const double *fewer = device == all ? streamed_terms(s, k, device - 1, host) : here;
+    const double *less = host == all ? streamed_terms(s, k, device, host - 1) : here;
+    for (int i = 0; i < TERMS; i++) {
+        v[i] += here[i] + (double)(c->n_device - device) * (here[i] - fewer[i]) +
+                (double)(c->n_stream - host) * (here[i] - less[i]);
+    }
+}
+
 void search_estimate(struct search *s, const struct choice *c, struct estimate *out)
 {
-    const struct terms *t = terms_for(s, c);
+    struct known *k = known_for(s, c);
     double v[TERMS] = {0};
-    if (t) {
-        sum_terms(v, t, c, s->problem->model->units - 1);
+    if (k) {
+        sum_terms(v, &k->terms, c, s->problem->model->units - 1);
+    }
+    if (k && c->zero == 3) {
+        add_streamed(v, s, k, c);
     }
     *out = (struct estimate){.device_bytes = v[DEVICE_BYTES],
-                             .host_bytes = v[HOST_BYTES],
+                             .host_bytes = v[HOST_BYTES] + (double)s->shared,
                              .busiest_s = busiest(v),
-                             .copy_in_s = v[BUSY + LANE_COPY_IN],
+                             .streaming_s = fmax(v[BUSY + LANE_COPY_IN], v[BUSY + LANE_COMM]),
                              .least_s = least_time(v)};
     out->over = fmax(out->device_bytes - (double)s->problem->budget.device, 0) +
                 fmax(out->host_bytes - (double)s->problem->budget.host, 0);
@@ -456,7 +521,8 @@ static size_t slices_for(const struct plan_problem *problem)
 {
     const struct device_link *link = &problem->costs->link;
     double rate = fmax(link->in, link->out);
-    double bytes = (double)(problem->model->block.params * dtype_bytes(problem->dtype));
+    double bytes = (double)(problem->model->block.params * dtype_bytes(problem->dtype)) /
+                   (double)problem->ranks; // of a piece
     size_t slices = 4;
     while (slices > 1 && rate > 0 && 8 * link->latency_s > bytes / (double)slices / rate) {
         slices /= 2;
@@ -468,6 +534,13 @@ struct choice search_usual(const struct search *s, bool lean)
 {
     return (struct choice){
         .slots = lean ? 1 : 2, .grad_buffers = lean ? 1 : 2, .slices = slices_for(s->problem)};
+}
+
+void choose_stage(struct choice *c, const struct plan_problem *problem, size_t zero)
+{
+    zero = problem->zero < 0 ? zero : (size_t)problem->zero;
+    c->zero = problem->ranks <= 1 ? 0 : zero == 1 ? 2 : zero;
+    c->embed_shard = c->zero > 0 && !c->embed_on_host;
 }
 
 // Fewest recomputed blocks with which the choice fits, or all blocks if it never does.
@@ -643,6 +716,7 @@ static void gather_all(struct exploration *x, bool lean, bool embed_on_host)
     for (int early = 0; early <= !x->s->problem->hold_updates; early++) {
         struct choice c = search_usual(x->s, lean);
         c.embed_on_host = embed_on_host;
+        choose_stage(&c, x->s->problem, 3);
         c.early_adam = early;
         each_choice(x->s, c, by, gather, x);
     }
@@ -749,8 +823,9 @@ void search_autohete(struct search *s)
 }
 
 // Of each number of streamed blocks as few recomputed ones as fit. With more streamed blocks there
-// are more copies in, and no more of anything else: it is enough to find where those come to be
-// most (up to as many as there are slots, a streamed block saves nothing: these are all tried).
+// are more copies in and gathers, and no more of anything else: it is enough to find where those
+// come to be most (up to as many as there are slots, a streamed block saves nothing: these are all
+// tried).
 static double least_streaming(struct search *s, struct choice c, double least)
 {
     size_t on_host = s->problem->model->units - 1 - c.n_device;
@@ -764,7 +839,7 @@ static double least_streaming(struct search *s, struct choice c, double least)
         c.n_stream = low + (high - low) / 2;
         recompute_least(s, &c, &e);
         least = e.over <= 0 ? fmin(least, e.busiest_s) : least;
-        if (e.over > 0 || e.copy_in_s < e.busiest_s) {
+        if (e.over > 0 || e.streaming_s < e.busiest_s) {
             low = c.n_stream + 1;
         } else {
             high = c.n_stream;
@@ -775,23 +850,100 @@ static double least_streaming(struct search *s, struct choice c, double least)
     return e.over <= 0 ? fmin(least, e.busiest_s) : least;
 }
 
+static double least_with(struct search *s, struct choice c, double least)
+{
+    size_t blocks = s->problem->model->units - 1;
+    for (c.n_device = 0; c.n_device <= blocks && !s->status; c.n_device++) {
+        struct estimate e; // nothing recomputed or streamed
+        search_estimate(s, &c, &e);
+        least = e.busiest_s < least ? least_streaming(s, c, least) : least;
+    }
+    return least;
+}
+
+// Does the problem leave units on the device this stage?
+static bool allows(const struct plan_problem *p, size_t zero)
+{
+    struct choice c = {0};
+    choose_stage(&c, p, zero);
+    return c.zero == zero;
+}
+
 double search_bound(struct search *s)
 {
+    static const size_t stages[] = {0, 2, 3};
     double least = INFINITY;
-    size_t blocks = s->problem->model->units - 1;
     for (size_t slots = 1; slots <= PLAN_SLOTS_MAX; slots++) {
-        for (int embed_on_host = 0; embed_on_host < 2; embed_on_host++) {
-            struct choice c = {.embed_on_host = embed_on_host,
+        for (size_t i = 0; i < 9; i++) {
+            bool host = i / 3 == 0, shard = i / 3 == 1;
+            struct choice c = {.embed_on_host = host,
+                               .embed_shard = shard,
+                               .zero = stages[i % 3],
                                .early_adam = true, // the fewest bytes, where it is allowed
                                .slots = slots,
                                .grad_buffers = 1,
                                .slices = 1};
-            for (c.n_device = 0; c.n_device <= blocks && !s->status; c.n_device++) {
-                struct estimate e; // nothing recomputed or streamed
-                search_estimate(s, &c, &e);
-                least = e.busiest_s < least ? least_streaming(s, c, least) : least;
+            if (allows(s->problem, c.zero) && (host || allows(s->problem, 2 * (size_t)shard) ||
+                                               (shard && allows(s->problem, 3)))) {
+                least = least_with(s, c, least);
             }
         }
     }
     return least;
+}
+
+// ---- units of several ZeRO stages ---------------------------------------------------------------
+
+// As many slots and gradient buffers as there is use for.
+static void count_buffers(struct plan *plan)
+{
+    size_t streamed = 0, sharded = 0;
+    for (size_t u = 1; u < plan->units; u++) {
+        streamed += plan->unit[u].stream;
+        sharded += plan->unit[u].shard;
+    }
+    plan->slots = plan->slots ? plan->slots : 2;
+    plan->slots = plan->slots < streamed ? plan->slots : streamed;
+    plan->grad_buffers = sharded && !plan->grad_buffers ? 2 : plan->grad_buffers;
+}
+
+// Gives those of `n` units from `first` on whose optimizer is on the device another stage, and lets
+// `keep` more blocks keep their activations. False if that changes nothing.
+static bool change_stage(struct plan *plan, size_t first, size_t n, size_t zero, size_t keep)
+{
+    bool changed = false;
+    for (size_t u = first; u < first + n && u < plan->units; u++) {
+        struct unit_plan *d = plan->unit + u, was = *d;
+        if (!d->host_optimizer) {
+            d->shard = zero > 0;
+            d->stream = zero == 3 && u > 0;
+            changed |= !unit_plan_same(d, &was);
+        }
+    }
+    for (size_t u = plan->units - 1; u > 0 && keep > 0; u--) {
+        keep -= plan->unit[u].recompute;
+        plan->unit[u].recompute = false;
+    }
+    count_buffers(plan);
+    return changed && keep == 0;
+}
+
+// Of longer and shorter runs of units.
+void search_mix(struct search *s)
+{
+    static const size_t stages[] = {0, 2, 3};
+    size_t end = s->written + REFINE_OPS, length = s->best.units;
+    for (bool any = false; s->best_s < INFINITY && length > 0; length = any ? length : length / 2) {
+        any = false;
+        for (size_t first = 0; first < s->best.units; first += length) {
+            for (size_t i = 0; i < 6 && s->written < end && !s->status; i++) {
+                struct plan plan = s->best;
+                double before = s->best_s;
+                if (change_stage(&plan, first, length, stages[i % 3], i / 3)) {
+                    try_plan(s, &plan);
+                }
+                any |= s->best_s < before;
+            }
+        }
+    }
 }

@@ -16,7 +16,7 @@
 // the first blocks are streamed and how many of the last ones have a host optimizer. Here streaming
 // implies a host optimizer, so that the streamed blocks are the first ones of those that have it.
 // The embedding's optimizer, of which the paper is not known to say anything, is on the device
-// where that fits.
+// where that fits. With several ranks what is on the device is of ZeRO stage 3.
 #ifndef HETE_SEARCH_H
 #define HETE_SEARCH_H
 
@@ -36,6 +36,7 @@ struct search {
     const struct plan_problem *problem; // what is searched
     bool may_speculate;                 // auto looks for a plan that does, too
     struct step_shape shape;
+    size_t shared; // bytes of BUF_SHARED
     struct plan best;
     double best_s; // INFINITY: none so far
     // Of the plans that did not fit, the one that asks for least beyond the budgets.
@@ -44,6 +45,7 @@ struct search {
     // Once auto has searched: what autohete would find; INFINITY: nothing, or it is not known.
     struct plan autohete;
     double autohete_s;
+    int autohete_zero;           // the ZeRO stage that it has with this problem
     double last_s;               // of the plan tried last; INFINITY: it was not simulated
     size_t simulations, written; // plans simulated; operations of plans that were written down
     struct known *known;         // terms found so far
@@ -62,6 +64,7 @@ void search_close(struct search *s);
 // Bytes of a plan: total[SPACE_HOST] without total[SPACE_PINNED].
 struct plan_bytes {
     size_t total[SPACES];
+    size_t shared; // of those on the host: BUF_SHARED, whose rounding depends on all units
 };
 int plan_bytes(struct plan_bytes *out, const struct step_shape *shape, const struct plan *plan,
                size_t pinned, struct error *err);
@@ -78,11 +81,15 @@ bool search_predict(struct search *s, const struct plan *plan, double limit_s,
 //   optimizer   device: the first n_device | host: the others
 //   parameters  n_stream of the others are streamed: the last ones, spread evenly, or the first
 //   activations recompute: the first n_recompute
+// With several ranks, those with a device optimizer are of a ZeRO stage: 0, 2 (sharded) or 3
+// (streamed too); unit 0 may be sharded.
 enum stream_order { STREAM_LAST, STREAM_SPREAD, STREAM_FIRST, STREAM_ORDERS };
 struct choice {
     size_t n_device, n_stream, n_recompute;
     enum stream_order order;
     bool embed_on_host, early_adam;
+    size_t zero;                        // with one rank 0
+    bool embed_shard;                   // where it is not on the host, which implies it
     size_t slots, grad_buffers, slices; // where there is something to use them for
 };
 void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const struct choice *c);
@@ -101,16 +108,22 @@ bool search_try_choice(struct search *s, const struct choice *c, struct handicap
 struct estimate {
     double device_bytes, host_bytes; // host_bytes: with pinned ones
     double over;                     // bytes beyond the budgets
-    double busiest_s, copy_in_s, least_s;
+    double busiest_s, least_s;
+    double streaming_s; // of the busier one of the lanes that streaming burdens
 };
 void search_estimate(struct search *s, const struct choice *c, struct estimate *out);
 
 // Two slots, two gradient buffers, and slices that latency allows; lean: one of each of the former.
 struct choice search_usual(const struct search *s, bool lean);
+// Of the ZeRO stage that the problem asks for, or, if it leaves that open, of this one.
+void choose_stage(struct choice *c, const struct plan_problem *problem, size_t zero);
 
 // All of them, or those that AutoHete's three integers describe.
 void search_auto(struct search *s);
 void search_autohete(struct search *s);
+
+// Gives units of the best plan other ZeRO stages while that helps.
+void search_mix(struct search *s);
 
 // The least over all choices that fit of the busiest lane's total.
 double search_bound(struct search *s);

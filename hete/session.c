@@ -320,7 +320,7 @@ static int open_lanes(struct session *s, struct error *err)
                    s->work);
     for (size_t i = 0; s->pace && i < n; i++) {
         enum lane lane = (enum lane)s->step.ops[i].lane;
-        s->pace[i] = lane == LANE_COMPUTE || lane == LANE_HOST ? s->work[i] : 0;
+        s->pace[i] = lane == LANE_COPY_IN || lane == LANE_COPY_OUT ? 0 : s->work[i];
     }
     return execute_open(&s->lanes, &lanes, err);
 }
@@ -342,22 +342,26 @@ static int open_session(struct session *s, struct error *err)
     const struct session_config *c = &s->config;
     size_t units = s->model->units;
     size_t pinned = c->pinned ? c->pinned : SIZE_MAX;
-    s->host_norms = calloc(units, sizeof *s->host_norms);
+    s->sums = calloc(1 + units, sizeof *s->sums);
     s->host_logits = calloc(s->model->logits, dtype_bytes(s->dev->dtype));
     s->newest = calloc(units, sizeof *s->newest);
     s->here = calloc(units, sizeof *s->here);
+    s->gathered = calloc(units, sizeof *s->gathered);
     s->swapped = calloc(units, sizeof *s->swapped);
-    if (!s->host_norms || !s->host_logits || !s->newest || !s->here || !s->swapped) {
+    if (!s->sums || !s->host_logits || !s->newest || !s->here || !s->gathered || !s->swapped) {
         return error_set(err, STATUS_FAIL, "no memory for the session");
     }
     for (size_t u = 0; u < units; u++) {
-        s->here[u].unit = u;
+        s->here[u].unit = s->gathered[u].unit = u;
         for (size_t i = 0; i < PLAN_SLICES_MAX; i++) {
             s->newest[u].version[i] = 1; // zeros
         }
     }
     step_shape(&s->shape, s->model, s->dev->dtype, c->B, c->T, c->micro_batches, c->train);
-    s->shape.ranks = c->comm && c->train ? (size_t)comm_ranks(c->comm) : 1;
+    if (c->comm && c->train) {
+        s->shape.ranks = (size_t)comm_ranks(c->comm);
+        s->shape.rank = (size_t)comm_rank(c->comm);
+    }
     if (!cut_pieces(s)) {
         return error_set(err, STATUS_FAIL, "no memory for the pieces of %zu ranks", ranks(s));
     }
@@ -388,6 +392,9 @@ int session_open(struct session **out, struct device *dev, const struct model *m
     } else {
         plan_resident(&s->plan, model, config->B, config->T, config->micro_batches, true);
     }
+    if (!config->plan && config->comm && config->train) {
+        s->plan.ranks = (size_t)comm_ranks(config->comm);
+    }
     s->config.plan = &s->plan;
     for (size_t u = 0; u < model->units && !config->train; u++) {
         s->plan.unit[u].recompute = false; // there is no backward
@@ -413,10 +420,11 @@ void session_close(struct session *s)
     free(s->pace);
     free(s->work);
     free(s->timings);
-    free(s->host_norms);
+    free(s->sums);
     free(s->host_logits);
     free(s->newest);
     free(s->here);
+    free(s->gathered);
     free(s->swapped);
     for (size_t k = 0; k < 2; k++) {
         free(s->piece_first[k]);

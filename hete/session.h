@@ -54,6 +54,8 @@ size_t session_arena_bytes(const struct session *s);
 const struct error *session_error(const struct session *s);
 
 // State of the model, moved as fp32 whatever the device holds: elements [first, first+n) of a unit.
+// With several ranks all of them call these, in the same order and with the same arguments: a unit
+// that is sharded is read from the ranks that have it. Writing keeps what this rank holds.
 enum state {
     STATE_PARAMS, // the fp32 masters where there are any
     STATE_M,

@@ -32,11 +32,17 @@ static struct state_place place_of(const struct session *s, enum buffer_kind kin
                                 s->layout.region[kind][index].space, dtype};
 }
 
-// What the device computes with: on the host, what is copied there.
+// What this rank updates of the parameters, in the dtype that the device computes with. Of an
+// element of the unit.
 static struct state_place working(const struct session *s, size_t u, size_t first)
 {
-    return on_host(s, u) ? place_of(s, BUF_HOST_PARAMS, current(s, u, 0), s->dev->dtype, first)
-                         : place_of(s, BUF_PARAMS, u, s->dev->dtype, first);
+    enum dtype dtype = s->dev->dtype;
+    size_t held = first - held_of(s, u).first;
+    if (on_host(s, u)) { // what is copied to the device
+        return place_of(s, BUF_HOST_PARAMS, current(s, u, 0), dtype, held);
+    }
+    return s->plan.unit[u].stream ? place_of(s, BUF_PARAM_SHARD, u, dtype, held)
+                                  : place_of(s, BUF_PARAMS, u, dtype, first);
 }
 
 // Between steps all slices of a unit's state lie in the same place.
@@ -44,15 +50,15 @@ static struct state_place state_at(const struct session *s, enum state state, si
                                    size_t first)
 {
     bool host = on_host(s, u);
-    size_t index = host ? current(s, u, 0) : u;
+    size_t index = host ? current(s, u, 0) : u, held = first - held_of(s, u).first;
     if (state == STATE_PARAMS && (s->dev->dtype == DTYPE_FP32 || !s->config.train)) {
         return working(s, u, first);
     }
     if (state == STATE_PARAMS) {
-        return place_of(s, host ? BUF_HOST_MASTER : BUF_MASTER, index, DTYPE_FP32, first);
+        return place_of(s, host ? BUF_HOST_MASTER : BUF_MASTER, index, DTYPE_FP32, held);
     }
     return place_of(s, host ? BUF_HOST_MOMENTS : BUF_MOMENTS, index, DTYPE_FP32,
-                    first + (state == STATE_V ? unit_elems(s, u) : 0));
+                    held + (state == STATE_V ? step_held(&s->shape, &s->plan, u) : 0));
 }
 
 static void move_out(const struct session *s, const struct state_place *p, size_t at, float *out,
@@ -87,13 +93,53 @@ static void move_in(const struct session *s, const struct state_place *p, size_t
     }
 }
 
+// [first, first + n) without what is not in p.
+static struct part overlap(struct part p, size_t first, size_t n)
+{
+    size_t lo = first > p.first ? first : p.first, end = first + n, p_end = p.first + p.n;
+    size_t hi = end < p_end ? end : p_end;
+    return (struct part){.first = lo, .n = hi > lo ? hi - lo : 0};
+}
+
+static void read_own(const struct session *s, enum state state, size_t u, struct part p, float *out)
+{
+    struct state_place place = state_at(s, state, u, p.first);
+    for (size_t i = 0; i < p.n; i += MOVE) {
+        move_out(s, &place, i, out + i, p.n - i < MOVE ? p.n - i : MOVE);
+    }
+}
+
 void session_read(struct session *s, enum state state, size_t unit, size_t first, float *out,
                   size_t n)
 {
     assert(session_in_flight(s) == 0);
-    struct state_place p = state_at(s, state, unit, first);
-    for (size_t i = 0; i < n; i += MOVE) {
-        move_out(s, &p, i, out + i, n - i < MOVE ? n - i : MOVE);
+    if (!sharded(s, unit)) {
+        read_own(s, state, unit, (struct part){.first = first, .n = n}, out);
+        return;
+    }
+    struct comm_pieces pieces = pieces_of(s, unit);
+    for (size_t r = 0; r < ranks(s) && s->error.status == STATUS_OK; r++) {
+        struct part of_r = {.first = pieces.first[r], .n = pieces.n[r]};
+        struct part p = overlap(of_r, first, n);
+        float *to = out + (p.first - first);
+        if (p.n && r == s->shape.rank) {
+            read_own(s, state, unit, p, to);
+        }
+        if (p.n) {
+            comm_broadcast(s->config.comm, to, p.n * sizeof *to, (int)r, &s->error);
+        }
+    }
+}
+
+static void write_own(struct session *s, enum state state, size_t u, struct part p, const float *in)
+{
+    struct state_place place = state_at(s, state, u, p.first), w = working(s, u, p.first);
+    for (size_t i = 0; i < p.n; i += MOVE) {
+        size_t m = p.n - i < MOVE ? p.n - i : MOVE;
+        move_in(s, &place, i, in + i, m);
+        if (state == STATE_PARAMS && w.at != place.at) {
+            move_in(s, &w, i, in + i, m);
+        }
     }
 }
 
@@ -101,13 +147,9 @@ void session_write(struct session *s, enum state state, size_t unit, size_t firs
                    size_t n)
 {
     assert(session_in_flight(s) == 0);
-    struct state_place p = state_at(s, state, unit, first), w = working(s, unit, first);
-    for (size_t i = 0; i < n; i += MOVE) {
-        size_t m = n - i < MOVE ? n - i : MOVE;
-        move_in(s, &p, i, in + i, m);
-        if (state == STATE_PARAMS && w.at != p.at) {
-            move_in(s, &w, i, in + i, m);
-        }
+    struct part p = overlap(held_of(s, unit), first, n);
+    if (p.n) {
+        write_own(s, state, unit, p, in + (p.first - first));
     }
     for (size_t i = 0; state == STATE_PARAMS && i < PLAN_SLICES_MAX; i++) {
         s->newest[unit].version[i]++; // what the device has of it is old
@@ -116,6 +158,10 @@ void session_write(struct session *s, enum state state, size_t unit, size_t firs
 
 int session_moved(const struct session *s, struct error *err)
 {
+    if (s->error.status) {
+        *err = s->error;
+        return err->status;
+    }
     return device_status(s->dev, err);
 }
 
@@ -138,38 +184,42 @@ static size_t nonfinite(const struct session *s, const struct state_place *p, si
     return n;
 }
 
+// p: of part `part` of the unit, from its first element on.
 static bool find_in_unit(const struct session *s, size_t u, const char *what,
-                         const struct state_place *p, char *out, size_t size)
+                         const struct state_place *p, struct part part, char *out, size_t size)
 {
     const struct unit *unit = model_unit(s->model, u);
     for (size_t i = 0; i < unit->n_tensors; i++) {
         const struct tensor *t = unit->tensors + i;
-        size_t e = nonfinite(s, p, t->offset, t->elems);
-        if (e < t->elems) {
+        struct part in = overlap(part, t->offset, t->elems);
+        size_t e = nonfinite(s, p, in.first - part.first, in.n);
+        if (e < in.n) {
             snprintf(out, size, "%s %s of unit %zu (%s), element %zu", what, t->name, u, unit->name,
-                     e);
+                     in.first - t->offset + e);
             return true;
         }
     }
     return false;
 }
 
-// Where the gradient of a unit still is after a step. False: it has been overwritten.
+// Where what is left of a unit's gradient after a step still is. False: it has been overwritten.
 static bool gradient_at(const struct session *s, size_t u, struct state_place *p)
 {
+    enum dtype dtype = s->dev->dtype;
     if (accumulates(s)) {
         *p = place_of(s, on_host(s, u) ? BUF_HOST_SUM : BUF_SUM, u, DTYPE_FP32, 0);
         return true;
     }
     if (on_host(s, u)) {
-        *p = place_of(s, BUF_HOST_GRADS, u, s->dev->dtype, 0);
+        *p = place_of(s, BUF_HOST_GRADS, u, dtype, 0);
         return true;
     }
     for (size_t i = 0; i < s->step.n_ops; i++) {
         const struct op *op = s->step.ops + i;
+        const struct access *whole = access_of(&s->step, op, BUF_GRADS);
         if (op->kind == OP_ADAM && op->unit == u) {
-            *p =
-                place_of(s, BUF_GRADS, access_of(&s->step, op, BUF_GRADS)->index, s->dev->dtype, 0);
+            *p = whole ? place_of(s, BUF_GRADS, whole->index, dtype, held_of(s, u).first)
+                       : place_of(s, BUF_GRAD_SHARD, u, dtype, 0);
         }
     }
     return u == 0 || !s->plan.early_adam;
@@ -179,10 +229,11 @@ static bool find_in_gradients(const struct session *s, char *out, size_t size)
 {
     for (size_t u = s->model->units; s->config.train && u-- > 0;) {
         struct state_place p;
-        if (gradient_at(s, u, &p) && find_in_unit(s, u, "gradient of", &p, out, size)) {
+        if (gradient_at(s, u, &p) &&
+            find_in_unit(s, u, "gradient of", &p, held_of(s, u), out, size)) {
             return true;
         }
-        if (!isfinite(s->host_norms[u])) {
+        if (!isfinite(s->sums[1 + u])) {
             snprintf(out, size, "gradient of unit %zu (%s)", u, model_unit(s->model, u)->name);
             return true;
         }
@@ -193,8 +244,9 @@ static bool find_in_gradients(const struct session *s, char *out, size_t size)
 bool session_find_nonfinite(struct session *s, char *out, size_t size)
 {
     for (size_t u = 0; u < s->model->units; u++) {
-        struct state_place p = working(s, u, 0);
-        if (find_in_unit(s, u, "parameter", &p, out, size)) {
+        struct part held = held_of(s, u);
+        struct state_place p = working(s, u, held.first);
+        if (find_in_unit(s, u, "parameter", &p, held, out, size)) {
             return true;
         }
     }

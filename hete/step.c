@@ -33,8 +33,10 @@ const char *op_name(uint16_t kind)
         [OP_HOST_NORM] = "host norm",
         [OP_HOST_SPECULATE] = "host speculate",
         [OP_HOST_ADAM] = "host adam",
-        [OP_REDUCE] = "reduce",
-        [OP_SHARE_LOSS] = "share loss",
+        [OP_SCATTER] = "scatter",
+        [OP_GATHER_GRADS] = "gather gradients",
+        [OP_GATHER] = "gather",
+        [OP_SHARE] = "share",
         [OP_BARRIER] = "barrier",
         [OP_BEGIN] = "begin",
     };
@@ -43,8 +45,8 @@ const char *op_name(uint16_t kind)
 
 bool op_has_unit(uint16_t kind)
 {
-    return kind != OP_TOKENS_IN && kind != OP_LOSSES_OUT && kind != OP_CLIP &&
-           kind != OP_SHARE_LOSS && kind != OP_BARRIER && kind != OP_BEGIN;
+    return kind != OP_TOKENS_IN && kind != OP_LOSSES_OUT && kind != OP_CLIP && kind != OP_SHARE &&
+           kind != OP_BARRIER && kind != OP_BEGIN;
 }
 
 void step_shape(struct step_shape *shape, const struct model *model, enum dtype dtype, size_t B,
@@ -70,7 +72,7 @@ size_t step_decode_limit(const struct step_shape *shape)
 size_t step_slice(const struct step_shape *shape, const struct plan *plan, size_t unit,
                   size_t slice, size_t *first)
 {
-    size_t n = model_unit(shape->model, unit)->params;
+    size_t n = step_held(shape, plan, unit);
     size_t chunks = (n + SUMSQ_CHUNK - 1) / SUMSQ_CHUNK;
     size_t per = (chunks + plan->slices - 1) / plan->slices * SUMSQ_CHUNK;
     *first = slice * per < n ? slice * per : n;
@@ -83,6 +85,18 @@ size_t step_piece(const struct step_shape *shape, size_t unit, size_t rank, size
     size_t begin = groups * rank / shape->ranks, end = groups * (rank + 1) / shape->ranks;
     *first = begin * TENSOR_ALIGN;
     return (end - begin) * TENSOR_ALIGN;
+}
+
+static size_t largest_piece(const struct step_shape *shape, size_t unit)
+{
+    size_t groups = model_unit(shape->model, unit)->params / TENSOR_ALIGN;
+    return (groups + shape->ranks - 1) / shape->ranks * TENSOR_ALIGN;
+}
+
+size_t step_held(const struct step_shape *shape, const struct plan *plan, size_t unit)
+{
+    return plan->unit[unit].shard ? largest_piece(shape, unit)
+                                  : model_unit(shape->model, unit)->params;
 }
 
 // ---- operations ---------------------------------------------------------------------------------
@@ -99,7 +113,7 @@ struct building {
     size_t stages_used;
     // What the slots hold, and when each was used last.
     size_t held[PLAN_SLOTS_MAX], used[PLAN_SLOTS_MAX], clock;
-    bool fetched[PLAN_UNITS_MAX]; // resident units whose optimizer is on the host: in this step
+    bool fetched[PLAN_UNITS_MAX]; // resident units that are updated elsewhere: in this step
 };
 
 #define EMPTY SIZE_MAX
@@ -136,6 +150,14 @@ static void touch_all(struct building *b, enum access_mode mode, enum buffer_kin
     }
 }
 
+// All of a gradient buffer, also slices that are empty: units that share it may be cut otherwise.
+static void touch_grads(struct building *b, enum access_mode mode, size_t index)
+{
+    for (size_t i = 0; i < b->plan->slices; i++) {
+        graph_access(b->g, mode, BUF_GRADS, index, i);
+    }
+}
+
 // The next operation of a run over the slices of a unit; false where there are no more.
 static bool add_slice(struct building *b, uint16_t kind, enum lane lane, size_t u, size_t micro,
                       size_t slice)
@@ -166,14 +188,36 @@ static void add_fetch(struct building *b, size_t u, size_t micro, enum buffer_ki
     }
 }
 
+static void add_gather(struct building *b, size_t u, size_t micro, enum buffer_kind to,
+                       size_t index)
+{
+    const struct unit_plan *p = b->plan->unit + u;
+    bool from_shard = p->stream && !p->host_optimizer; // else a rank's piece is in its place
+    add(b, OP_GATHER, LANE_COMM, u, micro);
+    if (from_shard) {
+        touch(b, ACCESS_READ, BUF_PARAM_SHARD, u);
+    }
+    touch_all(b, from_shard ? ACCESS_WRITE : ACCESS_UPDATE, to, index, u);
+}
+
+static void bring(struct building *b, size_t u, size_t micro, enum buffer_kind to, size_t index)
+{
+    if (b->plan->unit[u].host_optimizer) {
+        add_fetch(b, u, micro, to, index);
+    }
+    if (b->plan->unit[u].shard) {
+        add_gather(b, u, micro, to, index);
+    }
+}
+
 // Sees to it that the parameters of a unit are on the device, before the operation that uses them
 // is added; returns the slot of a streamed unit.
 static size_t fetch(struct building *b, size_t u, size_t micro)
 {
     const struct unit_plan *p = b->plan->unit + u;
     if (!p->stream) {
-        if (p->host_optimizer && !b->fetched[u]) {
-            add_fetch(b, u, micro, BUF_PARAMS, u);
+        if (!b->fetched[u]) {
+            bring(b, u, micro, BUF_PARAMS, u);
             b->fetched[u] = true;
         }
         return 0;
@@ -186,7 +230,7 @@ static size_t fetch(struct building *b, size_t u, size_t micro)
         }
         slot = b->used[i] < b->used[slot] ? i : slot;
     }
-    add_fetch(b, u, micro, BUF_SLOT, slot);
+    bring(b, u, micro, BUF_SLOT, slot);
     b->held[slot] = u;
     b->used[slot] = ++b->clock;
     return slot;
@@ -257,7 +301,11 @@ static void add_begin(struct building *b)
     add(b, OP_BEGIN, LANE_COMPUTE, 0, 0);
     for (size_t u = 0; u <= b->last; u++) {
         bool stream = b->plan->unit[u].stream;
-        touch_all(b, ACCESS_READ, stream ? BUF_HOST_PARAMS : BUF_PARAMS, u, u);
+        if (stream && !on_host(b, u)) {
+            touch(b, ACCESS_READ, BUF_PARAM_SHARD, u);
+        } else {
+            touch_all(b, ACCESS_READ, stream ? BUF_HOST_PARAMS : BUF_PARAMS, u, u);
+        }
     }
     touch(b, ACCESS_WRITE, BUF_TOKEN, TOKEN_BEGIN);
 }
@@ -278,7 +326,16 @@ static size_t grads_own(const struct plan *plan, size_t u)
 
 static bool shares_grads(const struct step_shape *shape, const struct plan *plan, size_t u)
 {
-    return u > 0 && (shape->micro_batches > 1 || plan->unit[u].host_optimizer);
+    return u > 0 &&
+           (shape->micro_batches > 1 || plan->unit[u].host_optimizer || plan->unit[u].shard);
+}
+
+// Does a rank's piece of the gradient wait for Adam in a place of its own?
+static bool keeps_piece(const struct step_shape *shape, const struct plan *plan, size_t u)
+{
+    const struct unit_plan *p = plan->unit + u;
+    return u > 0 && p->shard && !p->host_optimizer && shape->micro_batches == 1 &&
+           !plan->early_adam;
 }
 
 static size_t choose_grads(struct building *b, size_t u)
@@ -292,14 +349,30 @@ static size_t choose_grads(struct building *b, size_t u)
     return b->plan->early_adam ? grads_early(b->plan) : grads_own(b->plan, u);
 }
 
-static void add_norm(struct building *b, size_t u, size_t micro, enum buffer_kind of, size_t index)
+// A unit's gradient of a micro-batch as a rank goes on with it.
+static void read_gradient(struct building *b, size_t u, size_t grads)
+{
+    if (keeps_piece(b->shape, b->plan, u)) {
+        touch(b, ACCESS_READ, BUF_GRAD_SHARD, u);
+    } else {
+        touch_grads(b, ACCESS_READ, grads);
+    }
+}
+
+// The same of the whole step.
+static void read_final_gradient(struct building *b, size_t u, size_t grads)
+{
+    if (accumulates(b)) {
+        touch(b, ACCESS_READ, BUF_SUM, u);
+    } else {
+        read_gradient(b, u, grads);
+    }
+}
+
+static void add_norm(struct building *b, size_t u, size_t micro, size_t grads)
 {
     add(b, OP_NORM, LANE_COMPUTE, u, micro);
-    if (of == BUF_SUM) {
-        touch(b, ACCESS_READ, of, index);
-    } else {
-        touch_all(b, ACCESS_READ, of, index, u);
-    }
+    read_final_gradient(b, u, grads);
     touch(b, ACCESS_WRITE, BUF_NORM, u);
     touch(b, ACCESS_WRITE, BUF_WORK, 0);
 }
@@ -310,12 +383,12 @@ static void add_adam(struct building *b, size_t u, size_t grads)
     if (b->plan->hold_updates) {
         touch(b, ACCESS_READ, BUF_SCALE, 0);
     }
-    if (accumulates(b)) {
-        touch(b, ACCESS_READ, BUF_SUM, u);
+    read_final_gradient(b, u, grads);
+    if (b->plan->unit[u].stream) {
+        touch(b, ACCESS_UPDATE, BUF_PARAM_SHARD, u);
     } else {
-        touch_all(b, ACCESS_READ, BUF_GRADS, grads, u);
+        touch_all(b, ACCESS_UPDATE, BUF_PARAMS, u, u);
     }
-    touch_all(b, ACCESS_UPDATE, BUF_PARAMS, u, u);
     if (b->shape->dtype != DTYPE_FP32) {
         touch(b, ACCESS_UPDATE, BUF_MASTER, u);
     }
@@ -327,13 +400,11 @@ static void add_gradient_on_device(struct building *b, size_t u, size_t micro, s
     bool final = micro + 1 == b->shape->micro_batches;
     if (accumulates(b)) {
         add(b, OP_ACCUMULATE, LANE_COMPUTE, u, micro);
-        touch_all(b, ACCESS_READ, BUF_GRADS, grads, u);
+        touch_grads(b, ACCESS_READ, grads);
         touch(b, micro ? ACCESS_UPDATE : ACCESS_WRITE, BUF_SUM, u);
     }
-    if (final && accumulates(b)) {
-        add_norm(b, u, micro, BUF_SUM, u);
-    } else if (final) {
-        add_norm(b, u, micro, BUF_GRADS, grads);
+    if (final) {
+        add_norm(b, u, micro, grads);
     }
     if (final && b->plan->early_adam) {
         add_adam(b, u, grads);
@@ -344,7 +415,7 @@ static void add_gradient_to_host(struct building *b, size_t u, size_t micro, siz
 {
     bool final = micro + 1 == b->shape->micro_batches, sums = accumulates(b);
     if (!sums) {
-        add_norm(b, u, micro, BUF_GRADS, grads);
+        add_norm(b, u, micro, grads);
     }
     size_t stage = u ? 1 + b->stages_used++ % PLAN_STAGES : 0;
     for (size_t i = 0; add_slice(b, OP_GRAD_OUT, LANE_COPY_OUT, u, micro, i); i++) {
@@ -362,13 +433,26 @@ static void add_gradient_to_host(struct building *b, size_t u, size_t micro, siz
     }
 }
 
+static void add_scatter(struct building *b, size_t u, size_t micro, size_t grads)
+{
+    bool apart = keeps_piece(b->shape, b->plan, u);
+    add(b, OP_SCATTER, LANE_COMM, u, micro);
+    touch_grads(b, apart ? ACCESS_READ : ACCESS_UPDATE, grads);
+    if (apart) {
+        touch(b, ACCESS_WRITE, BUF_GRAD_SHARD, u);
+    }
+    touch(b, ACCESS_WRITE, BUF_EXCHANGE, 0);
+    if (!b->plan->unit[u].shard) {
+        add(b, OP_GATHER_GRADS, LANE_COMM, u, micro);
+        touch_grads(b, ACCESS_UPDATE, grads);
+    }
+}
+
 // What happens to a unit's gradient of one micro-batch when it is complete.
 static void add_gradient(struct building *b, size_t u, size_t micro, size_t grads)
 {
     if (b->shape->ranks > 1) {
-        add(b, OP_REDUCE, LANE_COMM, u, micro);
-        touch_all(b, ACCESS_UPDATE, BUF_GRADS, grads, u);
-        touch(b, ACCESS_WRITE, BUF_EXCHANGE, 0);
+        add_scatter(b, u, micro, grads);
     }
     if (on_host(b, u)) {
         add_gradient_to_host(b, u, micro, grads);
@@ -379,9 +463,18 @@ static void add_gradient(struct building *b, size_t u, size_t micro, size_t grad
 
 static void touch_embed_grads(struct building *b, enum access_mode mode)
 {
-    touch_all(b, mode, BUF_GRADS, 0, 0);
+    touch_grads(b, mode, 0);
     if (b->shape->bytes.grads_fp32) {
         touch(b, mode, BUF_GRADS_FP32, 0);
+    }
+}
+
+// So that the gather of the next unit need not wait for the scatter of this one.
+static void fetch_ahead(struct building *b, size_t u, size_t micro)
+{
+    if (b->shape->ranks > 1 && b->plan->slots > 1 && u > 1) {
+        fetch(b, u, micro);
+        fetch(b, u - 1, micro);
     }
 }
 
@@ -396,6 +489,7 @@ static void add_backward(struct building *b, size_t micro)
     touch(b, ACCESS_WRITE, BUF_WORK, 0);
     add_losses_out(b, micro);
     for (size_t u = b->last; u >= 1; u--) {
+        fetch_ahead(b, u, micro);
         if (b->plan->unit[u].recompute) {
             add_call(b, CALL_RECOMPUTE, u, micro);
             touch(b, ACCESS_READ, BUF_X, boundary(b, u - 1));
@@ -407,7 +501,7 @@ static void add_backward(struct building *b, size_t micro)
         touch(b, ACCESS_READ, BUF_X, boundary(b, u - 1));
         touch(b, ACCESS_READ, BUF_KEPT, kept(b, u));
         touch(b, ACCESS_UPDATE, BUF_DX, 0);
-        touch_all(b, ACCESS_WRITE, BUF_GRADS, grads, u);
+        touch_grads(b, ACCESS_WRITE, grads);
         touch(b, ACCESS_WRITE, BUF_WORK, 0);
         add_gradient(b, u, micro, grads);
     }
@@ -420,8 +514,15 @@ static void add_backward(struct building *b, size_t micro)
 
 // ---- update -------------------------------------------------------------------------------------
 
-static void touch_losses(struct building *b)
+static void touch_losses_and_norms(struct building *b)
 {
+    for (size_t u = 0; u <= b->last; u++) {
+        if (accumulates(b) && on_host(b, u)) {
+            touch_all(b, ACCESS_READ, BUF_HOST_CHUNKS, u, u);
+        } else {
+            touch(b, ACCESS_READ, BUF_NORM, u);
+        }
+    }
     for (size_t m = 0; m < b->shape->micro_batches; m++) {
         touch(b, ACCESS_READ, BUF_HOST_LOSSES, m);
     }
@@ -433,24 +534,16 @@ static void add_clip(struct building *b)
 {
     bool alone = b->shape->ranks == 1;
     if (!alone) {
-        add(b, OP_SHARE_LOSS, LANE_COMM, 0, 0);
-        b->g->ops[b->g->n_ops - 1].by_host = true;
-        touch_losses(b);
-        touch(b, ACCESS_WRITE, BUF_RANK_LOSSES, 0);
+        graph_add(b->g, OP_SHARE, LANE_COMM, 0, 0)->by_host = true;
+        touch_losses_and_norms(b);
+        touch(b, ACCESS_WRITE, BUF_SHARED, 0);
     }
     enum lane lane = b->plan->hold_updates ? LANE_COMPUTE : LANE_HOST;
     graph_add(b->g, OP_CLIP, lane, 0, 0)->by_host = true;
-    for (size_t u = 0; u <= b->last; u++) {
-        if (accumulates(b) && on_host(b, u)) {
-            touch_all(b, ACCESS_READ, BUF_HOST_CHUNKS, u, u);
-        } else {
-            touch(b, ACCESS_READ, BUF_NORM, u);
-        }
-    }
     if (alone) {
-        touch_losses(b);
+        touch_losses_and_norms(b);
     } else {
-        touch(b, ACCESS_READ, BUF_RANK_LOSSES, 0);
+        touch(b, ACCESS_READ, BUF_SHARED, 0);
     }
     touch(b, ACCESS_WRITE, BUF_SCALE, 0);
 }
@@ -620,7 +713,7 @@ static const enum category category_of[BUFFER_KINDS] = {
     [BUF_HOST_MASTER] = MASTERS,  [BUF_HOST_MOMENTS] = MOMENTS, [BUF_HOST_GRADS] = GRADIENTS,
     [BUF_HOST_STAGE] = GRADIENTS, [BUF_HOST_SUM] = GRADIENTS,   [BUF_HOST_CHUNKS] = WORKSPACE,
     [BUF_HOST_LOSSES] = BATCH,    [BUF_HOST_TOKENS] = BATCH,    [BUF_EXCHANGE] = WORKSPACE,
-    [BUF_RANK_LOSSES] = BATCH,
+    [BUF_SHARED] = BATCH,         [BUF_PARAM_SHARD] = PARAMS,   [BUF_GRAD_SHARD] = GRADIENTS,
 };
 
 struct placing {
@@ -663,9 +756,11 @@ static void place_device_unit(struct placing *p, size_t u)
 {
     const struct step_shape *s = p->shape;
     const struct unit_plan *d = p->plan->unit + u;
-    size_t n = model_unit(s->model, u)->params;
+    size_t whole = model_unit(s->model, u)->params, n = step_held(s, p->plan, u);
     if (!d->stream) {
-        place(p, SPACE_DEVICE, BUF_PARAMS, u, own(p, n));
+        place(p, SPACE_DEVICE, BUF_PARAMS, u, own(p, whole));
+    } else if (!d->host_optimizer) {
+        place(p, SPACE_DEVICE, BUF_PARAM_SHARD, u, own(p, n));
     }
     if (s->train && !d->host_optimizer) {
         place(p, SPACE_DEVICE, BUF_MASTER, u, s->dtype == DTYPE_FP32 ? 0 : fp32(n));
@@ -674,6 +769,7 @@ static void place_device_unit(struct placing *p, size_t u)
         if (u && !shares_grads(s, p->plan, u) && !p->plan->early_adam) {
             place(p, SPACE_DEVICE, BUF_GRADS, grads_own(p->plan, u), own(p, n));
         }
+        place(p, SPACE_DEVICE, BUF_GRAD_SHARD, u, keeps_piece(s, p->plan, u) ? own(p, n) : 0);
     }
     if (s->train || u < 2) {
         size_t cache = d->recompute ? step_decode_limit(s) * s->bytes.cache : 0;
@@ -739,50 +835,45 @@ static void place_pinned(struct placing *p)
         for (size_t u = 0; u < units; u++) {
             const struct unit_plan *d = p->plan->unit + u;
             if (d->host_optimizer && d->stream == (pass == 0)) {
-                size_t bytes = own(p, model_unit(s->model, u)->params);
+                size_t bytes = own(p, step_held(s, p->plan, u));
                 place(p, SPACE_PINNED, BUF_HOST_PARAMS, u, bytes);
                 place(p, SPACE_PINNED, BUF_HOST_PARAMS, step_spare(s, u), speculates(p) * bytes);
             }
         }
     }
-    bool any_block = false;
+    size_t most = 0; // of a block
     for (size_t u = 0; u < units && s->train; u++) {
         if (p->plan->unit[u].host_optimizer) {
-            size_t n = model_unit(s->model, u)->params;
+            size_t n = step_held(s, p->plan, u);
             place(p, SPACE_PINNED, BUF_HOST_GRADS, u, sums ? 0 : own(p, n));
-            any_block |= u > 0;
+            most = u > 0 && n > most ? n : most;
         }
     }
     if (s->train && sums && p->plan->unit[0].host_optimizer) {
-        place(p, SPACE_PINNED, BUF_HOST_STAGE, 0, own(p, s->model->embed.params));
+        place(p, SPACE_PINNED, BUF_HOST_STAGE, 0, own(p, step_held(s, p->plan, 0)));
     }
-    for (size_t i = 1; sums && any_block && i <= PLAN_STAGES; i++) {
-        place(p, SPACE_PINNED, BUF_HOST_STAGE, i, own(p, s->model->block.params));
+    for (size_t i = 1; sums && i <= PLAN_STAGES; i++) {
+        place(p, SPACE_PINNED, BUF_HOST_STAGE, i, own(p, most));
     }
 }
 
-// What ranks tell each other: the pieces that a rank gets of a gradient, their sum in fp32.
+// What ranks tell each other.
 static void place_exchange(struct placing *p)
 {
     const struct step_shape *s = p->shape;
-    size_t most = 0;
-    for (size_t u = 0; u < 2 && s->ranks > 1; u++) {
-        for (size_t r = 0; r < s->ranks; r++) {
-            size_t first, n = step_piece(s, u, r, &first);
-            most = n > most ? n : most;
-        }
+    size_t embed = largest_piece(s, 0), block = largest_piece(s, 1);
+    size_t most = embed > block ? embed : block;
+    if (s->train && s->ranks > 1) {
+        place(p, SPACE_DEVICE, BUF_EXCHANGE, 0, s->ranks * own(p, most) + fp32(most));
+        place(p, SPACE_PINNED, BUF_SHARED, 0, s->ranks * (1 + s->model->units) * sizeof(double));
     }
-    bool several = s->train && s->ranks > 1;
-    place(p, SPACE_DEVICE, BUF_EXCHANGE, 0, several ? s->ranks * own(p, most) + fp32(most) : 0);
-    place(p, SPACE_PINNED, BUF_RANK_LOSSES, 0, several ? s->ranks * sizeof(double) : 0);
 }
 
 static void place_host(struct placing *p)
 {
     const struct step_shape *s = p->shape;
-    place_exchange(p);
     for (size_t u = 0; u < s->model->units && s->train; u++) {
-        size_t n = model_unit(s->model, u)->params;
+        size_t n = step_held(s, p->plan, u);
         if (p->plan->unit[u].host_optimizer) {
             bool sums = s->micro_batches > 1;
             size_t master = s->dtype == DTYPE_FP32 ? 0 : fp32(n), moments = 2 * fp32(n);
@@ -817,6 +908,7 @@ int layout_make(struct layout *layout, const struct step_shape *shape, const str
         place_device_unit(&p, u);
     }
     place_shared(&p);
+    place_exchange(&p);
     place_pinned(&p);
     place_host(&p);
     return STATUS_OK;

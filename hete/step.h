@@ -9,14 +9,26 @@
 //                      optimizer on the host:   k = 1: norm, gradient out
 //                                               k > 1: gradient out to a stage, added on the host;
 //                                                      last: sums of squares there
-//   with several ranks: gradients are summed over them as soon as a unit's is complete, losses
-//   before clip clip:  global norm -> scale, or no update at all Adam:  host units 0, 1, .. L by
-//   slices, then device units 0, 1, .. L with speculation: of each host unit first what need not
-//   wait for clip, then what makes it good
+//   clip:  global norm -> scale, or no update at all
+//   Adam:  host units 0, 1, .. L by slices, then device units 0, 1, .. L; with speculation: of each
+//          host unit first what need not wait for clip, then what makes it good
 //
 // A fetch stands right before the use that needs it: of a streamed unit into the slot that was used
 // least recently, unless a slot holds it; of a resident unit whose optimizer is on the host into
 // its own place, before its first use of the step.
+//
+// With several ranks each does this for its rows, and besides, on the comm lane:
+//
+//   scatter u   as soon as a unit's gradient of a micro-batch is complete: each rank gets its piece
+//               summed over the ranks (in their order, in fp32, rounded once)
+//   gather gradients u   where the optimizer is not sharded: the pieces of all ranks. Otherwise a
+//               rank goes on with its piece alone
+//   share       before clip: the losses and the norms of the pieces, which are summed in rank order
+//   gather u    where it is sharded: the parameters' pieces, behind the fetch if there is one and
+//               where a fetch would stand; during backward one unit ahead, since this lane runs in
+//               program order and would else hold it back behind the scatter before it
+//
+// The list is the same on all ranks, also where pieces differ in size or are empty.
 #ifndef HETE_STEP_H
 #define HETE_STEP_H
 
@@ -39,10 +51,12 @@ enum op_kind {
     OP_HOST_NORM,         // host: a slice
     OP_HOST_SPECULATE,    // host: a slice's Adam, unclipped, beside the old state
     OP_HOST_ADAM,         // host: a slice
-    OP_REDUCE,            // comm: a unit's gradient becomes the sum over the ranks
-    OP_SHARE_LOSS,        // comm: every rank gets the losses of all
-    OP_BARRIER,           // host: waits, does nothing
-    OP_BEGIN,             // compute: waits, does nothing
+    OP_SCATTER,      // comm: a rank's piece of a unit's gradient becomes the sum over the ranks
+    OP_GATHER_GRADS, // comm: the pieces of all ranks
+    OP_GATHER,       // comm: a unit's parameters, of all ranks
+    OP_SHARE,        // comm: every rank gets the losses and norms of all
+    OP_BARRIER,      // host: waits, does nothing
+    OP_BEGIN,        // compute: waits, does nothing
     OP_KINDS
 };
 const char *op_name(uint16_t kind);
@@ -62,9 +76,13 @@ struct step_shape {
 void step_shape(struct step_shape *shape, const struct model *model, enum dtype dtype, size_t B,
                 size_t T, size_t micro_batches, bool train);
 
-// The elements [*first, *first + n) of a unit whose gradients a rank adds up; n may be 0. Multiples
-// of TENSOR_ALIGN.
+// The elements [*first, *first + n) of a unit whose gradients a rank adds up, and, where it is
+// sharded, updates; n may be 0. Multiples of TENSOR_ALIGN.
 size_t step_piece(const struct step_shape *shape, size_t unit, size_t rank, size_t *first);
+
+// Elements of a unit's optimizer state that are planned for on every rank: the unit's, or, where it
+// is sharded, the largest piece.
+size_t step_held(const struct step_shape *shape, const struct plan *plan, size_t unit);
 
 // Writes the operations of a step and links them. A training step repeats; the others stand alone.
 int step_build(struct graph *g, const struct step_shape *shape, const struct plan *plan,
@@ -81,7 +99,8 @@ static inline size_t step_spare(const struct step_shape *shape, size_t unit)
     return shape->model->units + unit;
 }
 
-// Elements of unit u's slice: [*first, *first + n); n may be 0. Multiples of SUMSQ_CHUNK.
+// Elements of unit u's slice, of the step_held there are: [*first, *first + n); n may be 0. first
+// is a multiple of SUMSQ_CHUNK.
 size_t step_slice(const struct step_shape *shape, const struct plan *plan, size_t unit,
                   size_t slice, size_t *first);
 

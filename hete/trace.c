@@ -42,9 +42,25 @@ struct trace {
     FILE *out;
     const struct schedule *s;
     size_t pid;
-    double zero; // the earliest start
+    double zero; // the moment that is 0
     uint64_t arrows;
 };
+
+// The earliest start of a schedule, and of those that share its clock.
+static double zero_of(const struct schedule *schedules, size_t n, size_t which)
+{
+    double zero = INFINITY, start, end;
+    for (size_t i = 0; i < n; i++) {
+        const struct schedule *s = schedules + i;
+        bool counts = i == which || (s->clock != 0 && s->clock == schedules[which].clock);
+        for (size_t at = 0; counts && at < total_of(s); at++) {
+            if (times_of(s, at, &start, &end)) {
+                zero = fmin(zero, start);
+            }
+        }
+    }
+    return zero;
+}
 
 // Nanoseconds as microseconds with decimals: whole numbers inside, so that order survives printing.
 static int64_t ns_of(const struct trace *t, double seconds)
@@ -138,13 +154,6 @@ static void put_arrow(struct trace *t, const struct edge *e, size_t step)
 static void put_schedule(struct trace *t)
 {
     const struct graph *g = t->s->graph;
-    double start, end;
-    t->zero = INFINITY;
-    for (size_t at = 0; at < total_of(t->s); at++) {
-        if (times_of(t->s, at, &start, &end)) {
-            t->zero = fmin(t->zero, start);
-        }
-    }
     put_names(t);
     for (size_t at = 0; at < total_of(t->s); at++) {
         put_op(t, at);
@@ -170,6 +179,7 @@ int trace_write(const char *path, const struct schedule *schedules, size_t n, st
     for (size_t i = 0; t.out && i < n; i++) {
         t.s = schedules + i;
         t.pid = i + 1;
+        t.zero = zero_of(schedules, n, i);
         put_schedule(&t);
     }
     bool failed = !t.out || fputs("\n]}\n", t.out) < 0;
@@ -182,7 +192,19 @@ int trace_write(const char *path, const struct schedule *schedules, size_t n, st
 
 // ---- the picture: colours -----------------------------------------------------------------------
 
-enum family { FORWARD, RECOMPUTE, HEAD, BACKWARD, FETCH, GRAD_OUT, ADAM, NORM, TOKENS, FAMILIES };
+enum family {
+    FORWARD,
+    RECOMPUTE,
+    HEAD,
+    BACKWARD,
+    FETCH,
+    GRAD_OUT,
+    EXCHANGE,
+    ADAM,
+    NORM,
+    TOKENS,
+    FAMILIES
+};
 
 struct rgb {
     double r, g, b;
@@ -198,6 +220,7 @@ static const struct {
     [BACKWARD] = {"backward", {243, 187, 160}, {190, 80, 46}},
     [FETCH] = {"parameters in", {170, 217, 168}, {52, 130, 66}},
     [GRAD_OUT] = {"gradients out", {233, 182, 208}, {168, 66, 118}},
+    [EXCHANGE] = {"between ranks", {176, 214, 220}, {48, 120, 134}},
     [ADAM] = {"Adam", {246, 220, 146}, {204, 152, 24}},
     [NORM] = {"norm, clip, sums", {190, 184, 172}, {112, 106, 94}},
     [TOKENS] = {"tokens, losses", {140, 150, 162}, {140, 150, 162}},
@@ -205,6 +228,9 @@ static const struct {
 
 static enum family family_of(const struct op *op)
 {
+    if (op->lane == LANE_COMM) {
+        return EXCHANGE;
+    }
     switch (op->kind) {
     case CALL_RECOMPUTE:
         return RECOMPUTE;

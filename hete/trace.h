@@ -11,6 +11,7 @@ struct schedule {
     const struct timing *timings; // steps * n_ops
     size_t steps;
     uint64_t first_step; // its number
+    unsigned clock;      // schedules of the same one share a time axis; 0: one of its own
 };
 
 // Chrome trace format (JSON): a process per schedule, a thread per lane, a slice per operation with

@@ -64,6 +64,7 @@ need test binutils have_command objdump
 # For several ranks. A build without MPI is a whole program, so it is not asked for to build.
 need test libopenmpi-dev have_mpi
 need test openmpi-bin have_command mpirun
+need test libhwloc-dev have_header hwloc.h
 need ci git have_command git
 need ci shellcheck have_command shellcheck
 need ci clang have_command clang

@@ -2,18 +2,21 @@
 # The paper's experiment in a wind tunnel: miniatures of its models, 1:16, on an emulated A100 in
 # slow motion whose lanes are all paced (hete/FORMATS.md says what --emulate FILE:16 scales).
 #
-#     scripts/reproduce_paper.sh [--quick|--full] [--steps N] [--help]
+#     scripts/reproduce_paper.sh [--quick|--full] [--ranks N] [--steps N] [--help]
 #
 #     (default)  4B, 8B and 12B, in less than an hour on 2 cores
 #     --quick    4B alone, about 5 minutes
 #     --full     2B, 4B, 6B, 8B, 10B and 12B, about two hours
+#     --ranks N  of one machine, each with a GPU of its own and a share of the batch: 4 for the
+#                paper's other table. By mpirun; 2, 4 or 8, default 1
 #     --steps N  of each run, 7 to 16; else as many as the time allows. The first two warm up.
 #
 # Each model is trained under every policy, without clipping and guard and with --clip 1. A run of
 # which more than 1% of the operations ended late says nothing: it is repeated up to twice while
 # there is time, and marked if it stays void. Use a machine that does nothing else.
 #
-# Leaves in out/paper: results.tsv, simulated.tsv, table.txt (also printed), speedup.svg, the logs
+# Leaves in out/paper (several ranks: out/paper-N): results.tsv, simulated.tsv, table.txt (also
+# printed), speedup.svg, the logs
 # and plans. Exit status 1: predictions are off by more than 5% (median) or 10% (worst), or a run
 # is void or failed. How the speed-ups compare to the paper's is a finding and changes nothing.
 set -eu
@@ -43,7 +46,7 @@ bad_usage() {
 }
 
 parse() {
-    models='4B 8B 12B' limit_s=3300 steps=
+    models='4B 8B 12B' limit_s=3300 steps='' ranks=1
     while [ $# -gt 0 ]; do
         case $1 in
         --quick) models=4B limit_s=420 ;;
@@ -54,6 +57,11 @@ parse() {
                 bad_usage "--steps '$steps': a number from 7 to 16"
             shift
             ;;
+        --ranks)
+            ranks=${2-}
+            [[ $ranks =~ ^[1248]$ ]] || bad_usage "--ranks '$ranks': 1, 2, 4 or 8"
+            shift
+            ;;
         --help)
             usage
             exit 0
@@ -62,6 +70,12 @@ parse() {
         esac
         shift
     done
+    launch=()
+    if [ "$ranks" -gt 1 ]; then
+        out=$out-$ranks
+        launch=(mpirun --oversubscribe -np "$ranks")
+        command -v mpirun >/dev/null || fail 'no mpirun (scripts/install_deps.sh test)'
+    fi
 }
 
 # ---- the models ---------------------------------------------------------------------------------
@@ -84,7 +98,7 @@ set_args() {
     read -r layers hidden < <(shape "$1")
     args=(--layers "$layers" --hidden $((hidden / by)) --heads $((hidden / 128))
         --vocab $((50257 / by)) --max-seq $((1024 / by)) --seq $((1024 / by)) --dtype bf16
-        --micro-batch "$rows")
+        --micro-batch $((rows / ranks)) --total-batch $((rows * (1024 / by))))
     case $2 in
     unguarded) args+=(--clip 0 --no-guard) ;;
     clip) args+=(--clip 1) ;;
@@ -96,7 +110,15 @@ emulated() { # MODEL MODE ARGUMENT...
     cache=${try_cache:-$(cat "$out/cache/$1")}
     set_args "$1" "$2" $scale
     shift 2
-    XDG_CACHE_HOME=$cache ./train_gpt "${args[@]}" --emulate $machine:$scale "$@"
+    XDG_CACHE_HOME=$cache "${launch[@]}" ./train_gpt "${args[@]}" --emulate "$machine:$scale" "$@" \
+        </dev/null
+}
+
+# No step is made: only the plan is printed, with what it is expected to take.
+predicted() { # MODEL MODE NAME ARGUMENT...
+    emulated "$1" "$2" "${@:4}" --train 'data/stories_train*.bin' --steps 0 --val-every 0 \
+        --sample-every 0 2>&1 | awk -v id="$1 $2 $3" '
+            /^plan: / { sub(/.*predicted /, ""); print id, $1; n++ } END { exit !n }'
 }
 
 # The table of --plan-only as lines `policy ms`; a policy that does not fit has none.
@@ -109,15 +131,14 @@ policy_times() {
 # truth. $out/cache/MODEL names its folder.
 calibrate() { # MODEL
     local try ms best=
-    for try in "${XDG_CACHE_HOME:-$HOME/.cache}" $out/cache/try{1,2,3,4}; do
-        try_cache=$try emulated "$1" clip --plan-only >"$out/plan" || fail "$1: no plan"
-        ms=$(policy_times <"$out/plan" | awk '$1 == "auto" { print $2 }')
+    for try in "${XDG_CACHE_HOME:-$HOME/.cache}" "$out"/cache/try{1,2,3,4}; do
+        ms=$(try_cache=$try predicted "$1" clip auto --policy auto) || fail "$1: no plan"
+        ms=${ms##* }
         if [ -z "$best" ] || awk -v a="$ms" -v b="$best" 'BEGIN { exit !(a < b) }'; then
             best=$ms
             echo "$try" >"$out/cache/$1"
         fi
     done
-    rm "$out/plan"
 }
 
 # ---- time ---------------------------------------------------------------------------------------
@@ -134,15 +155,14 @@ all_runs() {
     done
 }
 
-# Appends `run seconds` of a step to $out/expected.
+# Appends `run seconds` of a step to $out/expected; a policy that does not fit has none.
 expect() { # MODEL
-    local mode
+    local mode policy
     for mode in unguarded clip; do
-        emulated "$1" $mode --plan-only | policy_times |
-            awk -v id="$1-$mode-" -v wanted=" $policies " '
-                index(wanted, " " $1 " ") { print id $1, $2 / 1000 }
-                $1 == "autohete" { print id "autohete-fifo", $2 / 1000 }'
-    done >>"$out/expected"
+        for policy in $policies; do
+            predicted "$1" $mode "$policy" --policy "${policy%-fifo}" || true
+        done
+    done | awk '{ print $1 "-" $2 "-" $3, $4 / 1000 }' >>"$out/expected"
 }
 
 start_s=3 # of a run, before its first step
@@ -235,7 +255,8 @@ simulate() {
         for model in $models; do
             for mode in unguarded clip; do
                 set_args "$model" $mode 1
-                ./train_gpt "${args[@]}" --machine "$out/adam-$rate" --plan-only | policy_times |
+                ./train_gpt "${args[@]}" --machine "$out/adam-$rate" --plan-only --gpus "$ranks" |
+                    policy_times |
                     sed "s/^/$rate $model $mode /"
                 simulate_order "$rate" "$model" $mode
             done
@@ -254,13 +275,6 @@ simulate_order() { # RATE MODEL MODE
     rm -f "$plan" "$plan.tsv" "$plan.fifo"
 }
 
-# No step is made: only the plan is printed, with what it is expected to take.
-predicted() { # MODEL MODE NAME ARGUMENT...
-    emulated "$1" "$2" "${@:4}" --train 'data/stories_train*.bin' --steps 0 --val-every 0 \
-        --sample-every 0 2>&1 | awk -v id="$1 $2 $3" '
-            /^plan: / { sub(/.*predicted /, ""); print id, $1; n++ } END { exit !n }'
-}
-
 # ---- all of it ----------------------------------------------------------------------------------
 
 geometry() {
@@ -275,8 +289,8 @@ geometry() {
 prepare() {
     make --no-print-directory all
     [ -e data/stories_train_000000.bin ] || make --no-print-directory corpus
-    rm -rf $out
-    mkdir -p $out/cache
+    rm -rf "$out"
+    mkdir -p "$out"/cache
 }
 
 main() {
@@ -292,17 +306,18 @@ main() {
     run_all
     simulate
     {
-        awk -F '\t' -f scripts/paper_table.awk $out/results.tsv $out/simulated.tsv || touch $out/bad
+        awk -F '\t' -v ranks="$ranks" -f scripts/paper_table.awk "$out"/results.tsv \
+            "$out"/simulated.tsv || touch "$out"/bad
         echo
         geometry
-    } >$out/table.txt
-    awk -F '\t' -f scripts/paper_bars.awk $out/results.tsv >$out/speedup.svg
+    } >"$out"/table.txt
+    awk -F '\t' -f scripts/paper_bars.awk "$out"/results.tsv >"$out"/speedup.svg
     echo
-    cat $out/table.txt
+    cat "$out"/table.txt
     printf '\n%s minutes. Left in %s: results.tsv, simulated.tsv, table.txt, speedup.svg\n' \
-        $(((SECONDS + 59) / 60)) $out
-    [ ! -e $out/bad ] || rc=1
-    rm -rf $out/bad $out/cache $out/expected $out/*.row $out/adam-*
+        $(((SECONDS + 59) / 60)) "$out"
+    [ ! -e "$out"/bad ] || rc=1
+    rm -rf "$out"/bad "$out"/cache "$out"/expected "$out"/*.row "$out"/adam-*
     exit $rc
 }
 

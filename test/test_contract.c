@@ -5,6 +5,7 @@
 // Random models, plans, numbers of micro-batches and chaos seeds; lanes dawdle and take what is
 // ready in any order, dead buffers hold NaN, two steps are in flight. CONTRACT_PLANS says how many
 // plans (300); TEST_SEED replays a run, and each case prints its own seed.
+#include "hete/comm.h"
 #include "hete/plan.h"
 
 #include "test/cmocka.h"
@@ -16,6 +17,8 @@
 #include <string.h>
 
 #define STEPS 4
+
+static struct comm *comm; // of several ranks, each of which runs all of this; or of one
 
 struct outcome {
     struct session_result step[STEPS];
@@ -123,13 +126,18 @@ static void random_scenario(struct scenario *c, uint64_t *rng)
                                    .T = T,
                                    .micro_batches = 1 + rng_below(rng, 4),
                                    .dtype = rng_below(rng, 2) ? DTYPE_BF16 : DTYPE_FP32,
-                                   .threads = 1};
+                                   .threads = 1,
+                                   .comm = comm_ranks(comm) > 1 ? comm : NULL};
     size_t tokens = c->shape.B * T * c->shape.micro_batches;
     c->batch = test_alloc(STEPS * 2 * tokens, sizeof *c->batch);
     for (size_t s = 0; s < STEPS; s++) {
-        int32_t *batch = tiny_batch(rng, tokens, c->shape.vocab);
-        memcpy(c->batch + s * 2 * tokens, batch, 2 * tokens * sizeof *batch);
-        free(batch);
+        for (int rank = 0; rank < comm_ranks(comm); rank++) {
+            int32_t *batch = tiny_batch(rng, tokens, c->shape.vocab);
+            if (rank == comm_rank(comm)) {
+                memcpy(c->batch + s * 2 * tokens, batch, 2 * tokens * sizeof *batch);
+            }
+            free(batch);
+        }
     }
 }
 
@@ -137,9 +145,17 @@ static void describe(uint64_t seed, const struct scenario *c, const struct plan 
 {
     const struct tiny_shape *s = &c->shape;
     char units[64] = "";
+    if (comm_rank(comm) > 0) {
+        return;
+    }
     for (size_t u = 0; u < p->units; u++) {
         const struct unit_plan *d = p->unit + u;
-        units[2 * u] = d->stream ? 'S' : d->host_optimizer ? 'H' : 'D';
+        // Of several ranks S and H are sharded; s: streamed from shards on the device.
+        units[2 * u] = d->stream && d->host_optimizer ? 'S'
+                       : d->stream                    ? 's'
+                       : d->host_optimizer            ? 'H'
+                       : d->shard                     ? 'd'
+                                                      : 'D';
         units[2 * u + 1] = d->recompute ? 'r' : 'k';
     }
     fprintf(stderr,
@@ -156,7 +172,8 @@ static void test_random_plans(void **state)
     size_t outcomes[2] = {0}; // of speculation: it held, something was clipped
     uint64_t seed = test_seed();
     (void)state;
-    for (int i = 0; i < (count ? atoi(count) : 300); i++) {
+    int plans = count ? atoi(count) : 300;
+    for (int i = 0; i < plans; i++) {
         uint64_t rng = seed + (uint64_t)i;
         struct scenario c;
         struct plan plan;
@@ -183,17 +200,18 @@ static void test_random_plans(void **state)
         free(c.batch);
     }
     fprintf(stderr, "speculation held in %zu steps, did not in %zu\n", outcomes[0], outcomes[1]);
-    assert_true(outcomes[0] > 0 && outcomes[1] > 0);
+    assert_true(plans < 100 || (outcomes[0] > 0 && outcomes[1] > 0));
 }
 
 int main(int argc, char **argv)
 {
     (void)argc;
     test_threads_sleep(argv);
+    comm = tiny_ranks();
     const struct CMUnitTest tests[] = {
         {"fairscale #496, torchtune #1867, diffusers #14657, prime-rl PR#3109: random plans under "
          "chaos give the bits of a plain run",
          test_random_plans, NULL, NULL, NULL},
     };
-    return cmocka_run_group_tests_name("contract", tests, NULL, NULL);
+    return tiny_ranks_end(comm, cmocka_run_group_tests_name("contract", tests, NULL, NULL));
 }

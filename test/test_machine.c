@@ -28,7 +28,10 @@ static const char text[] = "# a machine\n"
                            "copy_out_duplex_gb_per_s 11\n"
                            "host_adam_gparams_per_s 1.5\n"
                            "host_gb_per_s 40\n"
-                           "gpu_link_gb_per_s 0\n";
+                           "gpu_link_gb_per_s 0\n"
+                           "gpu_link_latency_us 2\n"
+                           "network_gb_per_s 25\n"
+                           "network_latency_us 3\n";
 
 static void assert_says(const char *message, const char *words)
 {
@@ -74,6 +77,9 @@ static void every_value_reaches_its_field(void **state)
     assert_true(m.link.in == 12e9 && m.link.out == 13e9);
     assert_true(m.link.in_duplex == 9e9 && m.link.out_duplex == 11e9);
     assert_true(m.host_adam == 1.5e9 && m.host_rate == 40e9 && m.gpu_link == 0);
+    assert_true(m.network == 25e9 && m.gpus == 1);
+    assert_near(m.gpu_link_latency_s, 2e-6, 1e-15);
+    assert_near(m.network_latency_s, 3e-6, 1e-15);
 }
 
 // The text with one line replaced: what the message must say.
@@ -106,6 +112,9 @@ static const struct {
     {"pinned_memory_gb 20\n", "pinned_memory_gb 33\n",
      "pinned_memory_gb 33 is more than host_memory_gb 32.5"},
     {"host_adam_gparams_per_s 1.5\n", "host_adam_gparams_per_s 0\n", "out of range"},
+    {"network_gb_per_s 25\n", "", "missing: network_gb_per_s"},
+    {"network_gb_per_s 25\n", "network_gb_per_s -1\n", "network_gb_per_s -1 is out of range"},
+    {"gpu_link_latency_us 2\n", "gpu_link_latency_us 1000001\n", "out of range~0 to 1000000"},
 };
 
 static void absurd_machines_are_refused_by_line(void **state)
@@ -146,6 +155,7 @@ static void the_machines_that_come_along_are_read(void **state)
         reads(&m, path);
         assert_true(m.peak_flops[DTYPE_BF16] > m.peak_flops[DTYPE_FP32]);
         assert_true(m.link.in_duplex < m.link.out_duplex);
+        assert_true(m.gpu_link > 0 && m.network > 0 && m.network_latency_s > m.gpu_link_latency_s);
         if (i == 0) {
             assert_int_equal(m.device_bytes, 40425000000);
             assert_true(m.host_adam == 3e9 && m.efficiency == 0.55);
@@ -227,6 +237,52 @@ static void operations_cost_what_their_work_takes(void **state)
     }
 }
 
+// Messages between all pairs, counted one by one: how long a GPU is busy with those to its own
+// machine, and a machine's network with those of all its GPUs to others.
+static void messages_take_what_link_and_network_take(void **state)
+{
+    (void)state;
+    struct machine m;
+    struct gpt gpt;
+    uint64_t rng = scratch_seed();
+    scratch_write("machine", text, strlen(text));
+    reads(&m, scratch("machine"));
+    open_gpt(&gpt, 3, 4);
+    m.gpu_link = 50e9;
+    for (int round = 0; round < 50; round++) {
+        size_t nodes = 1 + rng_below(&rng, 5);
+        m.gpus = 1 + rng_below(&rng, 8);
+        struct step_shape shape = {.model = &gpt.model,
+                                   .dtype = DTYPE_BF16,
+                                   .B = 1,
+                                   .T = 256,
+                                   .micro_batches = 1,
+                                   .ranks = m.gpus * nodes,
+                                   .train = true};
+        struct costs c;
+        machine_costs(&c, &m, &shape);
+        for (size_t k = 0; k < 2; k++) {
+            double bytes = 2 * (double)model_unit(&gpt.model, k)->params, link = 0, network = 0;
+            double n = (double)shape.ranks, message = bytes / n;
+            for (size_t to = 1; to < shape.ranks; to++) { // from rank 0
+                link += to < m.gpus ? 2e-6 + message / 50e9 : 0;
+                network += to < m.gpus ? 0 : 3e-6 + message * (double)m.gpus / 25e9;
+            }
+            if (shape.ranks == 1) {
+                assert_true(c.gather[k] == 0 && c.scatter[k] == 0 && c.share == 0);
+                continue;
+            }
+            assert_near(c.gather[k], fmax(link, network) + 5e-6, 1e-12);
+            assert_near(c.scatter[k] - c.gather[k], bytes * (1 + 1 / n) / 500e9 + 5e-6, 1e-9);
+            assert_true(c.share > 0 && c.share < c.gather[k]);
+            assert_true(k == 0 || machine_waits_for_network(&m, &shape) == (network > link));
+        }
+        assert_near(c.host_adam, (double)m.gpus / 1.5e9, 1e-12); // they share the host
+        assert_near(c.host_norm, (double)m.gpus * 4 / 40e9, 1e-12);
+        assert_memory_equal(&c.link, &m.link, sizeof c.link);
+    }
+}
+
 // A miniature of 1:16 on the machine as it sees it: every time, and every size of memory, is the
 // original's divided by 256, but for biases, norms and such.
 static void a_miniature_has_the_geometry_of_the_original(void **state)
@@ -245,11 +301,14 @@ static void a_miniature_has_the_geometry_of_the_original(void **state)
     assert_int_equal(n, 16);
     open_gpt(&gpt, 3, 1);
     open_gpt(&small, 3, 16);
+    m.gpu_link = mini.gpu_link = 50e9;
+    m.gpus = mini.gpus = 4;
     struct step_shape of = {.model = &gpt.model,
                             .dtype = DTYPE_BF16,
                             .B = 8,
                             .T = 1024,
                             .micro_batches = 1,
+                            .ranks = 8,
                             .train = true};
     struct step_shape of_small = of;
     of_small.model = &small.model;
@@ -264,6 +323,8 @@ static void a_miniature_has_the_geometry_of_the_original(void **state)
         assert_near(d.adam[k] * 256, c.adam[k], 0.005);
         assert_near(d.norm[k] * 256, c.norm[k], 0.005);
         assert_near(d.accumulate[k] * 256, c.accumulate[k], 0.005);
+        assert_near(d.scatter[k] * 256, c.scatter[k], 0.005);
+        assert_near(d.gather[k] * 256, c.gather[k], 0.005);
     }
     assert_near(d.link.latency_s * 256, c.link.latency_s, 1e-12);
     assert_true(d.link.in == c.link.in && d.host_adam == c.host_adam);
@@ -323,7 +384,7 @@ static void costs_come_back_to_the_bit(void **state)
     reads(&m, scratch("machine"));
     open_gpt(&gpt, 3, 1);
     struct step_shape shape = {
-        .model = &gpt.model, .dtype = DTYPE_FP32, .B = 1, .T = 8, .micro_batches = 1};
+        .model = &gpt.model, .dtype = DTYPE_FP32, .B = 1, .T = 8, .micro_batches = 1, .ranks = 2};
     machine_costs(&costs, &m, &shape);
     for (int i = 0; i < 30; i++) {
         // Every number that is there gets random bits.
@@ -367,6 +428,7 @@ int main(void)
         cmocka_unit_test(the_machines_that_come_along_are_read),
         cmocka_unit_test(the_documentation_names_every_field),
         cmocka_unit_test(operations_cost_what_their_work_takes),
+        cmocka_unit_test(messages_take_what_link_and_network_take),
         cmocka_unit_test(a_miniature_has_the_geometry_of_the_original),
         cmocka_unit_test(what_is_emulated_is_a_file_and_a_scale),
         cmocka_unit_test(costs_come_back_to_the_bit),

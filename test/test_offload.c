@@ -43,10 +43,10 @@ static void decide(struct plan *p, size_t which)
 {
     for (size_t u = 0; u < p->units; u++) {
         p->unit[u] = which == HOST_ADAM  ? (struct unit_plan){.host_optimizer = true}
-                     : which == STREAMED ? (struct unit_plan){u > 0, u > 0, true}
+                     : which == STREAMED ? (struct unit_plan){u > 0, u > 0, true, false}
                      : which != MIXED    ? (struct unit_plan){.host_optimizer = u == 0}
-                     : u == 1            ? (struct unit_plan){false, true, true}
-                     : u == 2            ? (struct unit_plan){true, false, true}
+                     : u == 1            ? (struct unit_plan){false, true, true, false}
+                     : u == 2            ? (struct unit_plan){true, false, true, false}
                                          : (struct unit_plan){.recompute = u > 0};
     }
 }

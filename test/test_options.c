@@ -86,7 +86,9 @@ static void defaults_are_those_of_the_contract(void **state)
     assert_string_equal(o.policy, "auto");
     assert_true(!o.machine[0] && !o.emulate[0] && !o.plan[0] && !o.save_plan[0] && !o.trace[0] &&
                 !o.timeline[0]);
-    assert_true(o.host_threads == 0 && o.gpus == 1 && o.report == 0 && o.chaos == 0);
+    assert_true(o.host_threads == 0 && o.gpus == 1 && o.nodes == 1 && o.report == 0 &&
+                o.chaos == 0);
+    assert_true(o.zero == OPTION_AUTO && !o.fast_reduce);
     assert_int_equal(o.format, FORMAT_TEXT);
     assert_false(o.no_guard || o.overfit_batch || o.resume || o.log_json || o.generate || o.help ||
                  o.plan_only);
@@ -132,7 +134,8 @@ static void every_option_takes_its_range_and_no_more(void **state)
         const char *formats[] = {"--out x --plan-only --%s=%s",
                                  "--out x --device-memory 1 --%s %s"};
         formats[0] = strcmp(t[i].name, "chaos") == 0 ? "--out x --%s=%s" : formats[0];
-        formats[1] = strcmp(t[i].name, "gpus") == 0 ? "--out x --plan-only --%s %s" : formats[1];
+        bool cluster = strcmp(t[i].name, "gpus") == 0 || strcmp(t[i].name, "nodes") == 0;
+        formats[1] = cluster ? "--out x --plan-only --%s %s" : formats[1];
         double ends[] = {t[i].min, t[i].max};
         for (int e = 0; e < 2; e++) {
             struct options o;
@@ -325,11 +328,21 @@ static void memory_and_planning_reach_their_fields(void **state)
     parses(&o, "--emulate e:16 --plan p --link-gb-per-s 1");
     assert_string_equal(o.emulate, "e:16");
     assert_string_equal(o.plan, "p");
-    parses(&o, "--plan-only --gpus 4 --format json");
-    assert_true(o.plan_only && o.gpus == 4 && o.format == FORMAT_JSON);
+    parses(&o, "--plan-only --gpus 4 --nodes 3 --format json");
+    assert_true(o.plan_only && o.gpus == 4 && o.nodes == 3 && o.format == FORMAT_JSON);
+    for (int64_t zero = 0; zero < 4; zero++) { // as llm.c has it
+        char line[16];
+        snprintf(line, sizeof line, "-z %d", (int)zero);
+        parses(&o, line);
+        assert_true(o.zero == zero);
+    }
+    parses(&o, "--zero auto --fast-reduce");
+    assert_true(o.zero == OPTION_AUTO && o.fast_reduce);
+    refused("--zero 4", "--zero (-z)~0 to 3");
     refused("--device-memory 0", "--device-memory~'0' is out of range~auto: no cap");
     refused("--host-memory 0", "--host-memory~out of range~auto: what is free");
     refused("--gpus 0", "--gpus~1 to 1024");
+    refused("--nodes 1025", "--nodes~1 to 1024");
     refused("--format xml", "--format~xml~text|json");
     refused("--policy ''", "--policy~empty");
 }
@@ -397,6 +410,7 @@ static void contradictions_are_refused(void **state)
         {"--plan-only", "--save-plan s"},   {"--plan-only", "--trace t"},
         {"--plan-only", "--timeline t"},    {"--plan-only", "--chaos 1"},
         {"--micro-batch auto", "--plan p"}, {"--micro-batch auto", "--emulate e"},
+        {"--zero 2", "--plan p"},           {"--zero 2", "--generate"},
         {"--report 1", "--generate"},       {"--policy resident", "--generate"}};
     struct options o;
     char line[128], words[128];
@@ -410,6 +424,7 @@ static void contradictions_are_refused(void **state)
         }
     }
     refused("--gpus 2", "--gpus~without --plan-only");
+    refused("--nodes 2", "--nodes~without --plan-only");
     refused("--format json", "--format~without --plan-only");
     refused("--link-gb-per-s 2", "--link-gb-per-s 2~--device-memory");
     // Saying what is so anyway contradicts nothing.
@@ -479,37 +494,37 @@ static const struct script scripts[] = {
     {"-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin "
      "-o log_gpt2_124M -v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 "
      "-l 0.0006 -q 0.0 -u 700 -n 5000 -y 1 -e d12",
-     "d12", 64, 1024, 524288, 20000, 144, 700, 5000, -1, 0.0006, 0, 3},
+     "d12", 64, 1024, 524288, 20000, 144, 700, 5000, -1, 0.0006, 0, 2},
     {"-i dev/data/fineweb100B/fineweb_train_*.bin -j dev/data/fineweb100B/fineweb_val_*.bin "
      "-o log_gpt2_350M -v 250 -s 100000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 "
      "-l 0.0003 -q 0.0 -u 700 -n 2000 -x 60000 -y 1 -e d24 -pn 8 -pr 0",
-     "d24", 64, 1024, 524288, 100000, 144, 700, 2000, 60000, 0.0003, 0, 5},
+     "d24", 64, 1024, 524288, 100000, 144, 700, 2000, 60000, 0.0003, 0, 4},
     {"-i dev/data/fineweb100B/fineweb_train_*.bin -j dev/data/fineweb100B/fineweb_val_*.bin "
      "-o log_gpt2_774M -v 250 -s 300000 -g 144 -h 1 -b 32 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 "
      "-l 0.00025 -q 0.0 -u 700 -n 4000 -x 286102 -y 1 -e d36",
-     "d36", 32, 1024, 524288, 300000, 144, 700, 4000, 286102, 0.00025, 0, 3},
+     "d36", 32, 1024, 524288, 300000, 144, 700, 4000, 286102, 0.00025, 0, 2},
     {"-i dev/data/edu_fineweb100B/edu_fineweb_train_*.bin "
      "-j dev/data/edu_fineweb100B/edu_fineweb_val_*.bin -o log_gpt2_1558M -v 250 -s 300000 -g 384 "
      "-h 1 -b 16 -t 1024 -d 1048576 -r 0 -z 1 -c 0.1 -k cosine -l 0.0006 -q 0.1 -u 700 -n 2000 "
      "-x 32000 -ge 1 -y 1 -e d48",
-     "d48", 16, 1024, 1048576, 300000, 384, 700, 2000, 32000, 0.0006, 0.1, 4},
+     "d48", 16, 1024, 1048576, 300000, 384, 700, 2000, 32000, 0.0006, 0.1, 3},
     {"-i dev/data/fineweb100B/fineweb_train_*.bin -j dev/data/fineweb100B/fineweb_val_*.bin "
      "-o log_gpt3_125M -v 250 -s 20000 -g 144 -h 1 -b 32 -t 2048 -d 524288 -r 0 -z 1 -c 0.1 "
      "-l 0.0006 -q 0.1 -u 700 -n 10000 -nk 5 -nm 50000 -ge 1 -sl 7.0 -sg 7.0 -y 1 -x 572204 "
      "-e gpt3:c768",
-     "gpt3:c768", 32, 2048, 524288, 20000, 144, 700, 10000, 572204, 0.0006, 0.1, 4},
+     "gpt3:c768", 32, 2048, 524288, 20000, 144, 700, 10000, 572204, 0.0006, 0.1, 3},
     {"-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin "
      "-o log_multi -v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 2097152 -r 0 -z 1 -c 0.1 "
      "-l 0.0006 -q 0.0 -u 700 -n 5000 -y 1 -e d12 -pn 16 -pr 0 -pg 8 -ps 10.0.1.220 -pi tcp",
-     "d12", 64, 1024, 2097152, 20000, 144, 700, 5000, -1, 0.0006, 0, 8},
+     "d12", 64, 1024, 2097152, 20000, 144, 700, 5000, -1, 0.0006, 0, 7},
     {"-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin "
      "-o log_multi -v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 2097152 -r 0 -z 1 -c 0.1 "
      "-l 0.0006 -q 0.0 -u 700 -n 5000 -y 1 -e d12 -pn 16 -pr 0 -pg 8 -pf log_multi -pi fs",
-     "d12", 64, 1024, 2097152, 20000, 144, 700, 5000, -1, 0.0006, 0, 8},
+     "d12", 64, 1024, 2097152, 20000, 144, 700, 5000, -1, 0.0006, 0, 7},
     {"-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin "
      "-o log_mpi -v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 2097152 -r 0 -z 1 -c 0.1 "
      "-l 0.0006 -q 0.1 -u 700 -n 1000 -y 0 -e gpt2:d12 -pi mpi -w 1 -f 1 -lg -1 -pm mpi -pp /tmp",
-     "gpt2:d12", 64, 1024, 2097152, 20000, 144, 700, 1000, -1, 0.0006, 0.1, 9},
+     "gpt2:d12", 64, 1024, 2097152, 20000, 144, 700, 1000, -1, 0.0006, 0.1, 8},
 };
 
 static void llm_c_scripts_parse_with_their_meaning(void **state)
@@ -670,6 +685,31 @@ static void given_options_win_and_differences_are_told(void **state)
     assert_int_equal(o.threads, 0);
 }
 
+// Everything but the numbers of threads, also at its longest.
+static void ranks_compare_all_but_threads(void **state)
+{
+    (void)state;
+    static char text[OPTIONS_ALIKE_MAX], longest[OPTION_TEXT_MAX];
+    char *argv[] = {"train_gpt", "-i",         longest, "-j",       longest, "-e",
+                    longest,     "--eval",     longest, "--prompt", longest, "-o",
+                    longest,     "--trace",    longest, "--plan",   longest, "--save-plan",
+                    longest,     "--timeline", longest};
+    struct options o;
+    struct error err = {0};
+    size_t rows;
+    const struct option_row *t = options_table(&rows);
+    memset(longest, '\n', OPTION_TEXT_MAX - 1);
+    assert_int_equal(options_parse(&o, sizeof argv / sizeof *argv, argv, &err), STATUS_OK);
+    assert_true(options_alike(&o, text, sizeof text) > 10 * 2 * (OPTION_TEXT_MAX - 1));
+    for (size_t i = 1; i < rows; i++) {
+        char line[80];
+        snprintf(line, sizeof line, "\n%s=", t[i].name ? t[i].name : "");
+        if (t[i].name) {
+            assert_int_equal(strstr(text, line) != NULL, strstr(t[i].name, "threads") == NULL);
+        }
+    }
+}
+
 // A run may go on under another plan, so no training state may hold one.
 static void a_training_state_knows_nothing_of_the_plan(void **state)
 {
@@ -688,7 +728,7 @@ static void a_training_state_knows_nothing_of_the_plan(void **state)
             planning++;
         }
     }
-    assert_int_equal(planning, 18);
+    assert_int_equal(planning, 20);
     assert_non_null(strstr(text, "\nmicro-batch=4\n"));
 }
 
@@ -839,6 +879,7 @@ int main(void)
         cmocka_unit_test(saved_options_come_back_exactly),
         cmocka_unit_test(the_longest_texts_fit),
         cmocka_unit_test(given_options_win_and_differences_are_told),
+        cmocka_unit_test(ranks_compare_all_but_threads),
         cmocka_unit_test(a_training_state_knows_nothing_of_the_plan),
         cmocka_unit_test(damaged_saved_options_are_refused_and_change_nothing),
         cmocka_unit_test(documentation_names_only_options_that_exist),

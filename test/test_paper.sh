@@ -9,7 +9,7 @@
 
 case_bad_options_name_themselves() {
     local arguments rc
-    for arguments in '--steps 6' '--steps 17' '--steps x' --steps --slow; do
+    for arguments in '--steps 6' '--ranks 3' '--ranks' '--steps 17' '--steps x' --steps --slow; do
         rc=0
         # shellcheck disable=SC2086 # words
         scripts/reproduce_paper.sh $arguments >"$scratch/out" 2>&1 || rc=$?

@@ -6,109 +6,13 @@
 #include "kernels/gpt.h"
 
 #include "test/cmocka.h"
+#include "test/random_problem.h"
 #include "test/tiny.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-// ---- random problems ----------------------------------------------------------------------------
-
-struct random_problem {
-    struct gpt gpt;
-    struct costs costs;
-    struct plan_problem problem;
-};
-
-// a to b, as often below their geometric mean as above.
-static double between(uint64_t *rng, double a, double b)
-{
-    return a * pow(b / a, rng_unit(rng));
-}
-
-// Times relative to a block's forward, in the range of what machines have.
-static void random_costs(struct costs *c, uint64_t *rng, const struct model *model,
-                         enum dtype dtype)
-{
-    double forward = 1e-3, bytes = (double)(model->block.params * dtype_bytes(dtype));
-    double embed = (double)model->embed.params / (double)model->block.params;
-    *c = (struct costs){.clip = 1e-3 * forward};
-    c->call[CALL_FORWARD][1] = forward;
-    c->call[CALL_RECOMPUTE][1] = forward * between(rng, 0.6, 1);
-    c->call[CALL_BACKWARD][1] = 2 * forward;
-    c->call[CALL_HEAD][0] = forward * between(rng, 0.1, 6);
-    c->call[CALL_ENCODE][0] = 0.02 * forward;
-    c->call[CALL_ENCODE_BACKWARD][0] = 0.05 * forward;
-    double adam = forward * between(rng, 0.02, 0.5);
-    double host = forward * between(rng, 0.2, 5) / (double)model->block.params;
-    for (int k = 0; k < 2; k++) {
-        double size = k ? 1 : embed;
-        c->adam[k] = size * adam;
-        c->norm[k] = size * adam * 0.1;
-        c->accumulate[k] = size * adam * 0.4;
-    }
-    c->host_adam = host;
-    c->host_accumulate = 0.3 * host;
-    c->host_norm = 0.1 * host;
-    c->link.in = bytes / (forward * between(rng, 0.1, 3));
-    c->link.out = c->link.in * between(rng, 0.8, 1.2);
-    c->link.in_duplex = c->link.in * between(rng, 0.5, 1);
-    c->link.out_duplex = c->link.out * between(rng, 0.8, 1);
-    c->link.latency_s = rng_below(rng, 2) ? 0.01 * forward : 0;
-}
-
-static size_t device_bytes(const struct plan_problem *p, const struct choice *c)
-{
-    struct search s;
-    struct estimate e;
-    struct error err = {0};
-    search_open(&s, p, &err);
-    search_estimate(&s, c, &e);
-    search_close(&s);
-    return (size_t)e.device_bytes;
-}
-
-// A budget between what the leanest plan and the one without offloading need.
-static void random_problem(struct random_problem *r, uint64_t *rng, size_t layers)
-{
-    static const size_t micro_batches[] = {1, 1, 1, 1, 1, 1, 2, 3, 10};
-    struct gpt_config config = {.max_seq = 64,
-                                .vocab = 100 + rng_below(rng, 2000),
-                                .layers = layers,
-                                .heads = 2,
-                                .hidden = 32 * (1 + rng_below(rng, 4)),
-                                .head_rows = 32};
-    gpt_open(&r->gpt, &config);
-    r->problem = (struct plan_problem){.model = &r->gpt.model,
-                                       .dtype = rng_below(rng, 2) ? DTYPE_BF16 : DTYPE_FP32,
-                                       .B = 1 + rng_below(rng, 4),
-                                       .T = 16 << rng_below(rng, 3),
-                                       .micro_batches = micro_batches[rng_below(rng, 9)],
-                                       .hold_updates = rng_below(rng, 2),
-                                       .costs = &r->costs,
-                                       .budget = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
-    random_costs(&r->costs, rng, &r->gpt.model, r->problem.dtype);
-    struct choice all = {.n_device = layers, .grad_buffers = 2, .slots = 2, .slices = 4};
-    struct choice lean = {.n_stream = layers,
-                          .n_recompute = layers,
-                          .embed_on_host = true,
-                          .grad_buffers = 2,
-                          .slots = 2,
-                          .slices = 4};
-    size_t most = device_bytes(&r->problem, &all), least = device_bytes(&r->problem, &lean);
-    r->problem.budget.device = least + (size_t)((double)(most - least) * rng_unit(rng));
-}
-
-static void choose(struct plan *plan, struct prediction *p, const struct plan_problem *problem,
-                   const char *policy)
-{
-    struct error err = {0};
-    if (plan_choose(plan, problem, policy, &err) || plan_check(plan, problem, &err) ||
-        plan_predict(p, plan, problem, &err)) {
-        fail_msg("%s: %s", policy, err.text);
-    }
-}
 
 // ---- against all plans --------------------------------------------------------------------------
 
@@ -123,7 +27,7 @@ static void plan_of_number(struct plan *plan, const struct plan_problem *problem
     plan->unit[0].host_optimizer = like->embed_on_host;
     for (size_t u = 1; u <= blocks; u++, n /= 6) {
         size_t where = n % 6 / 2;
-        plan->unit[u] = (struct unit_plan){n % 2, where == 2, where > 0};
+        plan->unit[u] = (struct unit_plan){n % 2, where == 2, where > 0, false};
         streamed += where == 2;
         any_shared |= where > 0;
     }
@@ -187,7 +91,7 @@ static void check_optimal(uint64_t *rng, size_t layers, size_t problems)
         struct plan plan, best;
         struct prediction p;
         random_problem(&r, rng, layers);
-        choose(&plan, &p, &r.problem, "auto");
+        must_choose(&plan, &p, &r.problem, "auto");
         double best_s = best_of_all(&best, &r.problem);
         if (p.step_s > best_s * 1.005) {
             print_plan(&plan);
@@ -235,7 +139,7 @@ static void test_never_worse_than_a_policy(void **state)
         struct prediction best_p, p;
         struct error err = {0};
         random_problem(&r, &rng, 1 + rng_below(&rng, 24));
-        choose(&best, &best_p, &r.problem, "auto");
+        must_choose(&best, &best_p, &r.problem, "auto");
         double bound = plan_bound(&r.problem);
         for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
             if (plan_choose(&plan, &r.problem, policies[i], &err) == STATUS_OK) {
@@ -268,7 +172,7 @@ static void test_never_worse_for_speculation(void **state)
         r.costs.host_speculate = r.costs.host_adam * between(&rng, 1, 1.5);
         struct budget *budget = &r.problem.budget;
         if (rng_below(&rng, 2)) { // about what a plan needs that does not speculate
-            choose(&plain, &plain_p, &r.problem, "auto");
+            must_choose(&plain, &plain_p, &r.problem, "auto");
             size_t needs = plain_p.host_bytes + plain_p.pinned_bytes;
             budget->host = (size_t)((double)needs * between(&rng, 0.8, 2));
         }
@@ -346,18 +250,18 @@ static void test_policies_are_what_they_are(void **state)
     r.problem.budget.device = SIZE_MAX;
     plan_resident(&resident, r.problem.model, r.problem.B, r.problem.T, r.problem.micro_batches,
                   r.problem.hold_updates);
-    choose(&plan, &p, &r.problem, "resident");
+    must_choose(&plan, &p, &r.problem, "resident");
     assert_memory_equal(&plan, &resident, sizeof plan);
-    choose(&plan, &p, &r.problem, "zero-offload");
+    must_choose(&plan, &p, &r.problem, "zero-offload");
     assert_true(plan.barrier && plan.fifo && !plan.serial_copies);
     assert_true(count(&plan, is_on_host) == 11 && count(&plan, is_streamed) == 0);
-    choose(&plan, &p, &r.problem, "twin-flow:0.3");
+    must_choose(&plan, &p, &r.problem, "twin-flow:0.3");
     assert_true(plan.barrier && count(&plan, is_on_host) == 3 && plan.unit[8].host_optimizer);
-    choose(&plan, &p, &r.problem, "zero-infinity");
+    must_choose(&plan, &p, &r.problem, "zero-infinity");
     assert_true(plan.barrier && count(&plan, is_streamed) == 10 && plan.slots == 2);
-    choose(&plan, &p, &r.problem, "stronghold");
+    must_choose(&plan, &p, &r.problem, "stronghold");
     assert_true(plan.fifo && !plan.barrier && count(&plan, is_on_host) == 11);
-    choose(&plan, &p, &r.problem, "patrickstar");
+    must_choose(&plan, &p, &r.problem, "patrickstar");
     assert_true(plan.serial_copies && plan.barrier && count(&plan, is_on_host) == 3);
     const char *const bad[] = {"",
                                "automatic",
@@ -385,7 +289,7 @@ static void test_autohete_is_three_integers(void **state)
         struct plan plan;
         struct prediction p;
         random_problem(&r, &rng, 1 + rng_below(&rng, 12));
-        choose(&plan, &p, &r.problem, "autohete");
+        must_choose(&plan, &p, &r.problem, "autohete");
         for (size_t u = 2; u < plan.units; u++) {
             const struct unit_plan *a = plan.unit + u - 1, *b = plan.unit + u;
             assert_true(a->recompute >= b->recompute && a->host_optimizer <= b->host_optimizer);
@@ -433,21 +337,6 @@ static void test_budgets_hold(void **state)
         layout_free(&layout);
     }
     assert_true(chosen > 400);
-}
-
-static struct choice random_choice(uint64_t *rng, const struct search *s)
-{
-    size_t blocks = s->problem->model->units - 1;
-    struct choice c = {.n_device = rng_below(rng, blocks + 1),
-                       .n_recompute = rng_below(rng, blocks + 1),
-                       .order = (enum stream_order)rng_below(rng, STREAM_ORDERS),
-                       .embed_on_host = rng_below(rng, 2),
-                       .early_adam = !s->problem->hold_updates && rng_below(rng, 2),
-                       .slots = 1 + rng_below(rng, 4),
-                       .grad_buffers = 1 + rng_below(rng, 3),
-                       .slices = 1 + rng_below(rng, 5)};
-    c.n_stream = rng_below(rng, blocks - c.n_device + 1);
-    return c;
 }
 
 // Terms of a few units add up to what the whole plan is laid out and written down as, and no
@@ -745,7 +634,7 @@ static void test_plans_are_checked(void **state)
     (void)state;
     random_problem(&r, &rng, 4);
     problem->hold_updates = true;
-    choose(&good, &prediction, problem, "zero-infinity");
+    must_choose(&good, &prediction, problem, "zero-infinity");
 #define REFUSED(why, ...)                                                                          \
     p = good;                                                                                      \
     __VA_ARGS__;                                                                                   \

@@ -60,14 +60,21 @@ refuse() {
 case_options_that_contradict_each_other() {
     refuse 2 '--machine and --emulate' --machine $machine --emulate $machine
     refuse 2 '--gpus .*without --plan-only' --gpus 4
+    refuse 2 '--nodes .*without --plan-only' --nodes 4
+    refuse 2 '--zero and --plan' --plan x --zero 3
+    refuse 2 "--zero .-z.: '4' is out of range .allowed: 0 to 3, or auto" --zero 4
     refuse 2 '--format .*without --plan-only' --format json
     refuse 2 '--plan and --policy' --plan x --policy resident
     refuse 2 '--micro-batch auto and --plan' --plan x -b auto
     refuse 2 '--micro-batch auto and --emulate' --emulate $machine -b auto
     refuse 2 'auto: give --total-batch' -b auto
     refuse 2 '--link-gb-per-s 1 .*--device-memory' --link-gb-per-s 1
-    refuse 2 '--gpus 3: --total-batch 64 has 4 rows' --plan-only --machine $machine --gpus 3
+    refuse 2 '--gpus 3 --nodes 1: --total-batch 64 has 4 rows, which 3 GPUs' --plan-only \
+        --machine $machine --gpus 3
+    refuse 2 '--gpus 2 --nodes 3: --total-batch 128 has 8 rows, which 6 GPUs' --plan-only \
+        --machine $machine --gpus 2 --nodes 3 -d 128
     refuse 2 '--gpus 2: needs a --machine' --plan-only --gpus 2 -d 128
+    refuse 2 '--nodes 2: needs a --machine' --plan-only --nodes 2 -d 128
 }
 
 case_policies_that_do_not_exist() {
@@ -169,6 +176,9 @@ case_plan_files_that_are_not_for_this_run() {
     refuse 1 "--plan $plan: .*[0-9]* more than the 200000 there are .--device-memory" \
         --plan "$plan" --device-memory 200K
     refuse 1 "--plan $plan: .*bytes of host memory" --plan "$plan" --host-memory 2000
+    sed -e 's/^ranks .*/ranks 2/' -e 's/ whole$/ shard/' "$plan" >"$plan-2"
+    refuse 1 "--plan $plan-2: the plan is for 2 ranks, and this run has 1: start it as 2, or" \
+        --plan "$plan-2"
     refuse 1 'cannot open .*nothing: No such file' --plan "$scratch/nothing"
     refuse 1 "$scratch is not a file" --plan "$scratch"
 }
@@ -182,14 +192,17 @@ edited() {
 case_plan_files_edited_badly() {
     trained saved --steps 2 --save-plan "$scratch/plan" --policy zero-infinity
     edited '$a frobnicate 3' "edited:[0-9]*: 'frobnicate' is not a field"
-    edited 's/^slots .*/slots 9/' 'edited:8: slots 9 is out of range .allowed: 0 to 8'
-    edited 's/^slots .*/slots many/' "edited:8: slots 'many'"
+    edited 's/^slots .*/slots 9/' 'edited:9: slots 9 is out of range .allowed: 0 to 8'
+    edited 's/^slots .*/slots many/' "edited:9: slots 'many'"
     edited '/^slices/d' 'edited: slices is missing'
     edited '$a slices 2' 'edited:[0-9]*: slices is there twice'
     edited 's/^unit 1-4 /unit 1-3 /' 'nothing is said of unit 4'
     edited 's/^unit 1-4 /unit 1-9 /' 'unit 9, but there are 5 units'
     edited 's/ keep / kept /' "'kept' is none of"
     edited 's/host-optimizer/device-optimizer/' 'stream needs host-optimizer'
+    edited 's/ whole$//' 'it is not said whether whole or shard'
+    edited 's/ whole$/ shard/' 'edited:[0-9]*: shard needs several ranks'
+    edited 's/^ranks .*/ranks 2/' 'edited:[0-9]*: stream and host-optimizer need shard'
     edited 's/^slots .*/slots 0/' 'slots; with streamed units 1 to'
     edited 's/^early_adam .*/early_adam 1/' 'early_adam, but updates are held'
     head -c 4096 /dev/zero >"$scratch/plan"
@@ -214,6 +227,7 @@ case_machine_files_with_missing_or_absurd_values() {
     absurd 's/^device_memory_gb.*/device_memory_gb/' "$f:[0-9]*: device_memory_gb: expected one"
     absurd 's/^copy_in_gb_per_s.*/copy_in_gb_per_s 0/' "$f:[0-9]*: copy_in_gb_per_s 0 is out of"
     absurd 's/^copy_in_duplex.*/copy_in_duplex_gb_per_s 99/' "$f: copy_in_duplex_gb_per_s 99 is"
+    absurd '/^network_gb_per_s/d' "$f: missing: network_gb_per_s"
     absurd 's/^pinned_memory_gb.*/pinned_memory_gb 9999/' "$f: pinned_memory_gb 9999 is more than"
     absurd '$a colour green' "$f:[0-9]*: 'colour' is not a name"
     absurd '$a efficiency 0.5' "$f:[0-9]*: efficiency is there twice"
@@ -332,7 +346,7 @@ case_a_saved_plan_is_followed() {
     diff <(sed -n '/memory (bytes)/,/sealed/p' "$scratch/chosen") \
         <(sed -n '/memory (bytes)/,/sealed/p' "$scratch/followed")
     # Edited by hand.
-    sed -i -e 's/^unit 0 .*/unit 0 keep resident host-optimizer/' -e 's/^slices.*/slices 3/' \
+    sed -i -e 's/^unit 0 .*/unit 0 keep resident host-optimizer whole/' -e 's/^slices.*/slices 3/' \
         -e 's/^grad_buffers.*/grad_buffers 1/' "$scratch/plan"
     trained edited --steps 3 --plan "$scratch/plan"
     equal chosen edited
@@ -353,6 +367,34 @@ case_plan_only_needs_neither_data_nor_machine() {
         --format json >"$out"
     grep -q '"gpus": 4' "$out"
     ! command -v jq >/dev/null || jq -e '[.policies[].fits] | length == 8 and all' "$out"
+}
+
+# A cluster that nobody here has, and how throughput falls as GPUs grow.
+case_plan_only_answers_for_clusters() {
+    local out=$scratch/out with=(-i "$scratch/no*.bin" --model gpt2:d48 -b 2 --dtype bf16
+        --plan-only --machine $machine)
+    timeout 60 "$bin/train_gpt" "${with[@]}" --gpus 8 --nodes 16 -d 262144 >"$out" 2>"$scratch/err"
+    grep -q '^128 GPUs, 8 on each of 16 machines' "$out"
+    grep -q '^policy  *busy ms: .* host  *comm  *exposed ms: .* comm$' "$out"
+    sed -n '/^scaling of policy auto/,$p' "$out" >"$scratch/scaling"
+    [ "$(awk '$1 + 0 > 0 { print $1 }' "$scratch/scaling" | tr '\n' ' ')" = \
+        '1 2 4 8 16 32 64 128 256 512 1024 ' ]
+    awk '$1 == 8 { print $2 } $1 == 1024 { print $2 }' "$scratch/scaling" | tr '\n' ' ' |
+        grep -qx '1 128 '
+    grep -q '^ *1024 .* comm, .*of the step (the network)$' "$scratch/scaling"
+    train_gpt "${with[@]}" --gpus 3 --nodes 2 -d 12288 --zero 2 --format json >"$out"
+    if command -v jq >/dev/null; then
+        jq -e '.gpus == 3 and .nodes == 2 and [.scaling[].gpus] == [1, 2, 3, 6, 12, 24, 48, 96, 192,
+            384, 768] and ([.scaling[] | .gpus / .nodes <= 3] | all)' "$out"
+        jq -e '.policies[0].plan | .ranks == 6 and ([.units[] | .host_optimizer or (.shard and
+            (.stream | not))] | all)' "$out"
+    fi
+    sed 's/^network_gb_per_s.*/network_gb_per_s 0/' $machine >"$scratch/m"
+    refused 1 'm: 4 ranks, 2 on a machine, need its network_gb_per_s' "${with[@]}" \
+        --machine "$scratch/m" --gpus 2 --nodes 2 -d 8192
+    # One GPU has nobody to talk to.
+    train_gpt "${with[@]}" -d 2048 --zero 3 >"$out" 2>"$scratch/err"
+    fails grep -e comm -e scaling "$out"
 }
 
 case_plan_only_where_nothing_fits_says_what_is_nearest() {

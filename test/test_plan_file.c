@@ -17,9 +17,10 @@ static const char by_hand[] = "# what I found to be best\r\n"
                               "rows 4\n"
                               "tokens 64\n"
                               "micro_batches 3\n"
-                              "unit 5-12 host-optimizer keep resident\n"
-                              "unit 0 keep resident device-optimizer\n"
-                              "\tunit\t1-4 recompute stream host-optimizer\n"
+                              "unit 5-12 host-optimizer keep resident whole\n"
+                              "unit 0 keep resident device-optimizer whole\n"
+                              "\tunit\t1-4 recompute stream host-optimizer whole\n"
+                              "ranks 1\n"
                               "hold_updates 1\n"
                               "grad_buffers 2\n"
                               "slices 4\n"
@@ -40,7 +41,8 @@ static void assert_same(const struct plan *a, const struct plan *b)
 {
     assert_string_equal(a->policy, b->policy);
     assert_true(a->units == b->units && a->B == b->B && a->T == b->T &&
-                a->micro_batches == b->micro_batches && a->hold_updates == b->hold_updates);
+                a->micro_batches == b->micro_batches && a->ranks == b->ranks &&
+                a->hold_updates == b->hold_updates);
     assert_true(a->slots == b->slots && a->grad_buffers == b->grad_buffers &&
                 a->slices == b->slices && a->early_adam == b->early_adam &&
                 a->speculate == b->speculate && a->fifo == b->fifo && a->barrier == b->barrier &&
@@ -63,6 +65,7 @@ static void random_plan(struct plan *plan, uint64_t *rng)
     plan->B = 1 + rng_below(rng, 65536);
     plan->T = 1 + rng_below(rng, 1 << 20);
     plan->micro_batches = 1 + rng_below(rng, 1000000000);
+    plan->ranks = coin(rng) ? 1 : 1 + rng_below(rng, PLAN_RANKS_MAX);
     plan->slots = rng_below(rng, PLAN_SLOTS_MAX + 1);
     plan->grad_buffers = rng_below(rng, PLAN_GRADS_MAX + 1);
     plan->slices = 1 + rng_below(rng, PLAN_SLICES_MAX);
@@ -73,13 +76,16 @@ static void random_plan(struct plan *plan, uint64_t *rng)
     plan->barrier = coin(rng);
     plan->serial_copies = coin(rng);
     plan->unit[0].host_optimizer = coin(rng);
+    plan->unit[0].shard = plan->ranks > 1 && (plan->unit[0].host_optimizer || coin(rng));
     for (size_t u = 1; u < plan->units; u++) {
         struct unit_plan *unit = &plan->unit[u];
+        bool several = plan->ranks > 1;
         *unit = plan->unit[u - 1];
         if (u == 1 || rng_below(rng, 4) == 0) { // runs of different lengths
             unit->recompute = coin(rng);
             unit->host_optimizer = coin(rng);
-            unit->stream = unit->host_optimizer && coin(rng);
+            unit->stream = (several || unit->host_optimizer) && coin(rng);
+            unit->shard = several && (unit->host_optimizer || unit->stream || coin(rng));
         }
     }
 }
@@ -111,7 +117,7 @@ static void what_people_write_is_read(void **state)
     }
     assert_string_equal(plan.policy, "twin-flow:0.5");
     assert_true(plan.units == 13 && plan.B == 4 && plan.T == 64 && plan.micro_batches == 3);
-    assert_true(plan.slots == 2 && plan.grad_buffers == 2 && plan.slices == 4);
+    assert_true(plan.slots == 2 && plan.grad_buffers == 2 && plan.slices == 4 && plan.ranks == 1);
     assert_true(plan.hold_updates && plan.fifo);
     assert_false(plan.early_adam || plan.barrier || plan.serial_copies);
     for (size_t u = 0; u < 13; u++) {
@@ -127,7 +133,7 @@ static void a_written_plan_is_small(void **state)
 {
     (void)state;
     struct plan plan = {
-        .policy = "auto", .units = 97, .B = 1, .T = 1, .micro_batches = 1, .slices = 4};
+        .policy = "auto", .units = 97, .B = 1, .T = 1, .micro_batches = 1, .ranks = 1, .slices = 4};
     struct error err = {0};
     for (size_t u = 40; u < 97; u++) {
         plan.unit[u].recompute = true;
@@ -138,9 +144,9 @@ static void a_written_plan_is_small(void **state)
     for (const char *c = text; *c; c++) {
         lines += *c == '\n';
     }
-    assert_int_equal(lines, 17);
-    assert_non_null(strstr(text, "\nunit 0-39 keep resident device-optimizer\n"
-                                 "unit 40-96 recompute resident device-optimizer\n"));
+    assert_int_equal(lines, 18);
+    assert_non_null(strstr(text, "\nunit 0-39 keep resident device-optimizer whole\n"
+                                 "unit 40-96 recompute resident device-optimizer whole\n"));
     free(text);
 }
 
@@ -176,13 +182,18 @@ static const struct {
     {"unit 5-12", "unit 5-12-13", "unit '12-13' is not a whole number"},
     {"unit 5-12", "unit x", "unit 'x' is not a whole number~0 to 1000"},
     {"unit 5-12", "unit 5-1001", "out of range (allowed: 5 to 1000)"},
-    {"unit 5-12 host-optimizer keep resident", "unit", "unit: its number is missing"},
+    {"unit 5-12 host-optimizer keep resident whole", "unit", "unit: its number is missing"},
     {"host-optimizer keep resident", "keep resident", "not said whether device-optimizer or host"},
     {"host-optimizer keep resident", "keep keep", "keep or recompute is decided twice"},
     {"host-optimizer keep resident", "keep recompute", "keep or recompute is decided twice"},
     {"host-optimizer keep resident", "maybe", "'maybe' is none of keep recompute"},
     {"recompute stream host-optimizer", "keep stream device-optimizer",
      "plan:11: stream needs host-optimizer"},
+    {"resident whole\nunit 0", "resident\nunit 0", "plan:9: it is not said whether whole or shard"},
+    {"resident whole\nunit 0", "resident shard\nunit 0", "plan:9: shard needs several ranks"},
+    {"ranks 1\n", "ranks 2\n", "plan:11: stream and host-optimizer need shard"},
+    {"ranks 1\n", "ranks 0\n", "plan:12: ranks 0 is out of range~1 to 1048576"},
+    {"ranks 1\n", "", "ranks is missing"},
     {"unit 0 keep", "unit 0 recompute", "unit 0~always"},
     {"twin-flow:0.5", "a-name-that-is-longer-than-any-policy", "longer than 31 bytes"},
     {"twin-flow:0.5", "a b c d e f g h i j k l m n o p", "more than 16 words"},

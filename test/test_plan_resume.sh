@@ -32,11 +32,11 @@ write_mixed() {
     {
         sed -e '/^unit /d' -e 's/^slots.*/slots 2/' -e 's/^grad_buffers.*/grad_buffers 2/' \
             -e 's/^slices.*/slices 3/' -e 's/^speculate.*/speculate 1/' "$scratch/plan"
-        echo 'unit 0 keep resident host-optimizer'
-        echo 'unit 1 recompute resident device-optimizer'
-        echo 'unit 2 keep stream host-optimizer'
-        echo 'unit 3 recompute stream host-optimizer'
-        echo 'unit 4 keep resident host-optimizer'
+        echo 'unit 0 keep resident host-optimizer whole'
+        echo 'unit 1 recompute resident device-optimizer whole'
+        echo 'unit 2 keep stream host-optimizer whole'
+        echo 'unit 3 recompute stream host-optimizer whole'
+        echo 'unit 4 keep resident host-optimizer whole'
     } >"$scratch/mixed.plan"
 }
 

@@ -2,6 +2,7 @@
 // shape. How long things take is nobody's business here.
 #include "hete/machine.h"
 #include "hete/profile.h"
+#include "hete/transport.h"
 #include "kernels/gpt.h"
 #include "test/cmocka.h"
 #include "test/scratch.h"
@@ -174,10 +175,154 @@ static void a_device_that_is_not_there_is_an_error(void **state)
     assert_false(cached);
 }
 
+// ---- with another rank --------------------------------------------------------------------------
+
+// The other rank is this one, but for what it has measured: everything takes it twice as long.
+struct other {
+    struct comm comm;
+    bool has_costs;    // in its cache
+    struct costs mine; // what this rank has told it last
+    size_t barriers, scatters, gathers, shares;
+    bool lost;
+};
+
+static int ask_other(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
+{
+    struct other *o = (struct other *)c;
+    double *twice = (double *)((char *)all + bytes);
+    assert_int_equal(bytes % sizeof(double), 0);
+    memcpy(all, mine, bytes);
+    for (size_t i = 0; i < bytes / sizeof(double); i++) {
+        twice[i] = 2 * ((const double *)mine)[i];
+    }
+    if (bytes == sizeof o->mine) {
+        memcpy(&o->mine, mine, bytes);
+    } else if (*(const double *)mine == 0 || *(const double *)mine == 1) {
+        *twice = !o->has_costs; // whether they are missing, not seconds
+    }
+    (void)err;
+    return STATUS_OK;
+}
+
+static int meet(struct comm *c, struct error *err)
+{
+    struct other *o = (struct other *)c;
+    o->barriers++;
+    return o->lost ? error_set(err, STATUS_FAIL, "rank 1 is gone") : STATUS_OK;
+}
+
+static int exchange(struct comm *c, void *stage, const void *x, const struct comm_pieces *p,
+                    struct error *err)
+{
+    size_t bytes = p->n[0] * p->element;
+    memcpy(stage, (const char *)x + p->first[0] * p->element, bytes);
+    memcpy((char *)stage + bytes, stage, bytes);
+    ((struct other *)c)->scatters++;
+    (void)err;
+    return STATUS_OK;
+}
+
+static int gather(struct comm *c, void *x, const void *mine, const struct comm_pieces *p,
+                  struct error *err)
+{
+    memcpy((char *)x + p->first[1] * p->element, mine, p->n[1] * p->element);
+    ((struct other *)c)->gathers++;
+    (void)err;
+    return STATUS_OK;
+}
+
+static int share(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
+{
+    memcpy((char *)all + bytes, mine, bytes);
+    ((struct other *)c)->shares++;
+    (void)err;
+    return STATUS_OK;
+}
+
+static void give_up(struct comm *c, const char *why)
+{
+    ((struct other *)c)->has_costs = strstr(why, "gone");
+}
+
+static const struct transport transport = {.all_gather = ask_other,
+                                           .barrier = meet,
+                                           .exchange = exchange,
+                                           .gather = gather,
+                                           .share = share,
+                                           .give_up = give_up};
+
+static struct other open_other(void)
+{
+    return (struct other){.comm = {.transport = &transport, .ranks = 2, .local_ranks = 2}};
+}
+
+// Every time is the slower rank's, every rate too.
+static void ranks_agree_on_the_slowest(void **state)
+{
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        struct costs c;
+        struct other o = open_other();
+        struct profile_config config =
+            config_of(variant % 2 ? DTYPE_BF16 : DTYPE_FP32, variant / 2 ? 1 : 0);
+        config.comm = &o.comm;
+        measures(&c, &config, false);
+        assert_true(c.scatter[0] > 0 && c.scatter[1] > 0 && c.gather[0] > 0 && c.gather[1] > 0);
+        assert_true(c.share > 0 && o.scatters >= 14 && o.gathers >= 14 && o.shares >= 7);
+        assert_true(o.barriers >= 4); // all are at the same at the same time
+        const double *mine = (const double *)&o.mine;
+        for (const double *x = (const double *)&c; x < (const double *)(&c + 1); x++, mine++) {
+            bool rate = (x >= &c.link.in && x <= &c.link.out_duplex) || x == &c.peak_flops;
+            assert_true(*x == (rate ? *mine : 2 * *mine));
+        }
+    }
+}
+
+static void a_cache_counts_if_all_ranks_have_one(void **state)
+{
+    (void)state;
+    struct costs first, again;
+    struct other o = open_other();
+    struct profile_config config = config_of(DTYPE_FP32, 1);
+    config.cache = scratch("shared");
+    measures(&first, &config, false); // alone
+    config.comm = &o.comm;
+    measures(&first, &config, false); // another number of ranks
+    measures(&again, &config, false); // the other one has none
+    o.has_costs = true;
+    measures(&first, &config, true);
+    assert_true(first.scatter[1] == 2 * again.scatter[1]); // the other one's are older
+    o.comm.local_ranks = 1;
+    measures(&again, &config, false);
+    o.comm.rank = 1; // another one writes
+    o.comm.local_rank = 1;
+    o.comm.local_ranks = 3;
+    measures(&again, &config, false);
+    measures(&again, &config, false);
+    config.comm = NULL;
+    measures(&again, &config, true);
+}
+
+static void a_rank_that_is_gone_ends_the_measurement(void **state)
+{
+    (void)state;
+    struct costs costs;
+    struct error err = {0};
+    struct other o = open_other();
+    bool cached;
+    struct profile_config config = config_of(DTYPE_FP32, 1);
+    config.comm = &o.comm;
+    o.lost = true;
+    assert_int_equal(profile_measure(&costs, &config, &cached, &err), STATUS_FAIL);
+    assert_non_null(strstr(err.text, "gone"));
+    assert_true(o.has_costs && o.barriers == 1); // told the others, waited no longer
+}
+
 static int remove_folders(void **state)
 {
     char command[600];
-    snprintf(command, sizeof command, "rm -rf '%s' '%s'", scratch("cache"), scratch("fresh"));
+    snprintf(command, sizeof command, "rm -rf '%s' '%s' '%s'", scratch("cache"), scratch("fresh"),
+             scratch("shared"));
     return system(command) || scratch_remove(state);
 }
 
@@ -191,6 +336,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_corrupt_cache_is_measured_anew),
         cmocka_unit_test(no_place_for_a_cache_is_no_error),
         cmocka_unit_test(a_device_that_is_not_there_is_an_error),
+        cmocka_unit_test(ranks_agree_on_the_slowest),
+        cmocka_unit_test(a_cache_counts_if_all_ranks_have_one),
+        cmocka_unit_test(a_rank_that_is_gone_ends_the_measurement),
     };
     return cmocka_run_group_tests(tests, scratch_make, remove_folders);
 }

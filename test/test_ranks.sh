@@ -53,7 +53,7 @@ same_bits() { # N ARGUMENT...
     ranks "$n" --steps 6 "$@"
     mv "$scratch/out" "$scratch/plain"
     for plan in '--policy zero-offload' '--policy zero-infinity --chaos 7' '--policy stronghold' \
-        '--chaos 3' '--device-memory 700000'; do
+        '--chaos 3' '--device-memory 760000' '--zero 0' '--zero 2' '--zero 3 --chaos 11'; do
         # shellcheck disable=SC2086 # words
         ranks "$n" --steps 6 "$@" $plan || { cat "$scratch/log" && return 1; }
         cmp "$scratch"/plain/model_00000006.bin "$scratch"/out/model_00000006.bin
@@ -83,6 +83,23 @@ refused() { # TEXT ARGUMENT...: of the second rank alone
     [ $rc -ne 0 ]
     [ $rc -ne 124 ]
     grep -q "$1" "$scratch/log"
+}
+
+# Ranks share the batches of a validation, also where there is not one for each of them.
+validated() {
+    local n plan
+    local -a val=(-j "$data/a_val*.bin" --val-every 2 --steps 4)
+    train_gpt "${model[@]}" "${val[@]}" --val-batches 5 --out "$scratch/one" >/dev/null
+    for n in 2 3 4; do
+        for plan in '--policy resident' '--policy zero-infinity'; do
+            # shellcheck disable=SC2086 # words
+            ranks $n "${val[@]}" --val-batches 5 $plan
+            paste <(sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' "$scratch/one/metrics.jsonl") \
+                <(sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' "$scratch/out/metrics.jsonl") |
+                awk '{ d = ($1 - $2) / $1; worst = d * d > worst ? d * d : worst }
+                    END { print NR, worst; exit !(NR == 3 && worst < 1e-10) }'
+        done
+    done
 }
 
 indivisible() {
@@ -136,6 +153,7 @@ tap_case 'bf16: 1 to 4 ranks have the losses of one process' as_one bf16 1e-3
 tap_case '2 ranks: the same bits under every plan' same_bits 2
 tap_case '3 ranks, bf16, one micro-batch: the same bits' same_bits 3 --dtype bf16 -d 96
 tap_case 'saved by 2 ranks, resumed by 2, 1, 3, 4' resumed
+tap_case 'validation is divided among 2, 3, 4 ranks' validated
 tap_case 'different options are refused, by name' refused 'lr' --lr 0.5
 tap_case 'different models are refused' refused 'layers' --layers 2
 tap_case 'a batch that ranks cannot share is refused' indivisible

@@ -34,7 +34,9 @@ static void random_costs(struct costs *c)
             c->call[call][i] = 1e-3 * (1 + rng_unit(&rng));
         }
         c->accumulate[i] = c->norm[i] = c->adam[i] = 1e-4 * (1 + rng_unit(&rng));
+        c->scatter[i] = c->gather[i] = 1e-4 * (1 + rng_unit(&rng));
     }
+    c->share = 1e-5;
     c->host_adam = c->host_accumulate = c->host_norm = 1e-9 * (1 + rng_unit(&rng));
     c->link = (struct device_link){1e-5, 1e9, 8e8, 7e8, 6e8};
 }
@@ -56,11 +58,15 @@ static void random_case(struct problem_case *c)
                                        .B = 1 + rng_below(&rng, 3),
                                        .T = 16,
                                        .micro_batches = 1 + rng_below(&rng, 3),
+                                       .ranks = rng_below(&rng, 2) ? 1 : 2 + rng_below(&rng, 4),
+                                       .zero = -1,
                                        .hold_updates = rng_below(&rng, 2),
                                        .costs = &c->costs,
                                        .budget = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
+    bool several = c->problem.ranks > 1;
     c->plan = (struct plan){.policy = "auto",
                             .units = c->gpt.model.units,
+                            .ranks = c->problem.ranks,
                             .B = c->problem.B,
                             .T = c->problem.T,
                             .micro_batches = c->problem.micro_batches,
@@ -76,8 +82,9 @@ static void random_case(struct problem_case *c)
             continue;
         }
         d->host_optimizer = rng_below(&rng, 2);
-        d->stream = u && d->host_optimizer && rng_below(&rng, 2);
+        d->stream = u && (several || d->host_optimizer) && rng_below(&rng, 2);
         d->recompute = u && rng_below(&rng, 2);
+        d->shard = several && (d->host_optimizer || d->stream || rng_below(&rng, 2));
     }
     if (rng_below(&rng, 4) == 0) {
         c->problem.budget.pinned = 1 << (12 + rng_below(&rng, 8));
@@ -195,6 +202,8 @@ static void check_seconds(const struct table *t, const struct problem_case *c,
     close_to(s[COPY_IN], lane[LANE_COPY_IN]);
     close_to(s[COPY_OUT], lane[LANE_COPY_OUT]);
     close_to(s[HOST], lane[LANE_HOST]);
+    close_to(s[COMM], lane[LANE_COMM]);
+    assert_true((s[COMM] > 0) == (c->problem.ranks > 1));
     free(work);
     graph_free(&g);
 }
@@ -226,12 +235,16 @@ static void the_table_accounts_for_all_bytes_and_seconds(void **state)
         struct step_shape shape;
         struct error err;
         random_case(&c);
-        step_shape(&shape, &c.gpt.model, c.problem.dtype, c.problem.B, c.problem.T,
-                   c.problem.micro_batches, true);
+        plan_shape(&shape, &c.problem);
         ok(layout_make(&layout, &shape, &c.plan, c.problem.budget.pinned, &err), &err);
         ok(make_table(&t, &c.plan, &c.problem, &err), &err);
         for (int s = 0; s < SPACES; s++) {
+            size_t sum = 0;
+            for (int k = 0; k < CATEGORIES; k++) {
+                sum += t.category[k][s];
+            }
             assert_int_equal(t.total.bytes[s], layout.total[s]);
+            assert_int_equal(sum, layout.total[s]);
         }
         check_rows(&t, &c.plan);
         check_unit_bytes(&t, &c, &layout);
@@ -265,6 +278,14 @@ static void a_plan_is_told_in_full(void **state)
             has(text, d->stream ? " stream " : " resident ");
             has(text, d->host_optimizer ? " host " : " device ");
         }
+        size_t sharded = 0;
+        for (size_t u = 0; u < c.plan.units; u++) {
+            sharded += c.plan.unit[u].shard;
+        }
+        assert_true((strstr(text, " whole ") || strstr(text, " shard ")) == (c.plan.ranks > 1));
+        snprintf(piece, sizeof piece, "of %zu of %zu units it updates a piece, 1/%zu\n", sharded,
+                 c.plan.units, c.plan.ranks);
+        assert_true((strstr(text, piece) != NULL) == (c.plan.ranks > 1));
         has(text, "\n  shared ");
         has(text, "\n  total ");
         has(text, size_text(t.total.bytes[SPACE_DEVICE]).s);
@@ -321,11 +342,11 @@ static double number(const json_t *object, const char *name)
     return json_number_value(get(object, name));
 }
 
-static void check_lanes(const json_t *lanes, const double *seconds)
+static void check_lanes(const json_t *lanes, const double *seconds, bool several)
 {
-    static const char *const name[] = {"compute", "copy_in", "copy_out", "host"};
-    assert_int_equal(json_object_size(lanes), LANE_COMM); // there are no other ranks
-    for (int lane = 0; lane < LANE_COMM; lane++) {
+    static const char *const name[] = {"compute", "copy_in", "copy_out", "host", "comm"};
+    assert_int_equal(json_object_size(lanes), several ? LANES : LANE_COMM);
+    for (int lane = 0; lane < (several ? LANES : LANE_COMM); lane++) {
         close_to(number(lanes, name[lane]), seconds[lane]);
     }
 }
@@ -336,6 +357,7 @@ static void check_plan(const json_t *object, const struct plan *plan)
     const json_t *units = get(object, "units");
     size_t next = 0;
     assert_true(number(object, "slots") == (double)plan->slots);
+    assert_true(number(object, "ranks") == (double)plan->ranks);
     assert_true(number(object, "grad_buffers") == (double)plan->grad_buffers);
     assert_true(number(object, "slices") == (double)plan->slices);
     assert_true(json_is_true(get(object, "early_adam")) == plan->early_adam);
@@ -351,6 +373,7 @@ static void check_plan(const json_t *object, const struct plan *plan)
             assert_true(json_is_true(get(run, "stream")) == plan->unit[next].stream);
             assert_true(json_is_true(get(run, "host_optimizer")) ==
                         plan->unit[next].host_optimizer);
+            assert_true(json_is_true(get(run, "shard")) == plan->unit[next].shard);
         }
     }
     assert_int_equal(next, plan->units);
@@ -363,6 +386,7 @@ static void check_policy(const json_t *object, const struct policy_result *r,
                                        "device_bytes", "host_bytes",   "pinned_bytes", "busy_s",
                                        "exposed_s",    "plan"};
     const struct prediction *p = &r->prediction;
+    size_t gpus = subject->gpus * subject->nodes;
     assert_string_equal(json_string_value(get(object, "policy")), r->policy);
     assert_true(number(object, "micro_batch") == (double)r->B);
     assert_true(number(object, "micro_batches") == (double)r->micro_batches);
@@ -377,38 +401,89 @@ static void check_policy(const json_t *object, const struct policy_result *r,
     assert_true(json_is_null(get(object, "error")));
     close_to(number(object, "step_s"), p->step_s);
     close_to(number(object, "tokens_per_s") * p->step_s,
-             (double)(r->B * r->micro_batches * subject->problem->T * subject->gpus));
-    close_to(number(object, "mfu") * p->step_s * subject->problem->costs->peak_flops *
-                 (double)subject->gpus,
+             (double)(r->B * r->micro_batches * subject->problem->T * gpus));
+    close_to(number(object, "mfu") * p->step_s * subject->problem->costs->peak_flops * (double)gpus,
              subject->flops);
     close_to(number(object, "bound_s"), r->bound_s);
     assert_true(number(object, "device_bytes") == (double)p->device_bytes);
     assert_true(number(object, "host_bytes") == (double)p->host_bytes);
     assert_true(number(object, "pinned_bytes") == (double)p->pinned_bytes);
-    check_lanes(get(object, "busy_s"), p->busy_s);
-    check_lanes(get(object, "exposed_s"), p->exposed_s);
+    check_lanes(get(object, "busy_s"), p->busy_s, gpus > 1);
+    check_lanes(get(object, "exposed_s"), p->exposed_s, gpus > 1);
     check_plan(get(object, "plan"), &r->plan);
+}
+
+static void random_points(struct scale_point *points, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        points[i] = (struct scale_point){.gpus = (size_t)1 << i, .nodes = i ? i : 1};
+        if (i == 0 || rng_below(&rng, 3) == 0) {
+            snprintf(points[i].error, sizeof points[i].error, "%zu bytes short", i);
+            continue;
+        }
+        points[i].tokens_per_s = 1000 * (1 + rng_unit(&rng));
+        points[i].network = rng_below(&rng, 2);
+        points[i].prediction.step_s = 1 + rng_unit(&rng);
+        points[i].prediction.exposed_s[1 + rng_below(&rng, LANES - 1)] = 0.01 + rng_unit(&rng);
+    }
+}
+
+static void check_points(const json_t *array, const struct report_subject *subject)
+{
+    static const char *const name[] = {"compute", "copy_in", "copy_out", "host", "comm"};
+    double first = 0;
+    assert_int_equal(json_array_size(array), subject->n_scaling);
+    for (size_t i = 0; i < subject->n_scaling; i++) {
+        const struct scale_point *p = subject->scaling + i;
+        const json_t *object = json_array_get(array, i);
+        bool fits = !p->error[0];
+        assert_true(number(object, "gpus") == (double)p->gpus);
+        assert_true(number(object, "nodes") == (double)p->nodes);
+        assert_true(json_is_true(get(object, "fits")) == fits);
+        assert_true(json_is_null(get(object, "error")) == fits);
+        assert_true(json_is_null(get(object, "step_s")) != fits);
+        if (fits) {
+            const char *lane = json_string_value(get(object, "waits_for"));
+            first = first > 0 ? first : p->tokens_per_s;
+            close_to(number(object, "of_first"), p->tokens_per_s / first);
+            for (int l = 1; l < LANES; l++) {
+                double s = p->prediction.exposed_s[l];
+                assert_true((strcmp(lane, name[l]) == 0) == (s > 0));
+                assert_true(s == 0 || s == number(object, "exposed_s"));
+            }
+        }
+    }
 }
 
 static void policies_are_told_to_tools_in_full(void **state)
 {
     struct policy_result results[7];
+    struct scale_point points[6];
     (void)state;
     for (int round = 0; round < 30; round++) {
         struct problem_case c;
         struct error err;
         random_case(&c);
         random_results(results, COUNT(results), &c);
-        struct report_subject subject = {"gpt2:d12 <\"&\">", "this one", &c.problem, 1e9,
-                                         1 + rng_below(&rng, 4)};
+        random_points(points, COUNT(points));
+        struct report_subject subject = {.model = "gpt2:d12 <\"&\">",
+                                         .machine = "this one",
+                                         .problem = &c.problem,
+                                         .flops = 1e9,
+                                         .gpus = 1 + rng_below(&rng, 4),
+                                         .nodes = 1 + rng_below(&rng, 2),
+                                         .scaling = points,
+                                         .n_scaling = rng_below(&rng, COUNT(points) + 1)};
         ok(report_policies_json(open_text(), &subject, results, COUNT(results), &err), &err);
         char *text = close_text();
         json_t *root = load(text);
         assert_string_equal(json_string_value(get(root, "model")), subject.model);
         assert_string_equal(json_string_value(get(root, "machine")), subject.machine);
         assert_true(number(root, "batch") ==
-                    (double)(c.problem.B * c.problem.micro_batches * subject.gpus));
+                    (double)(c.problem.B * c.problem.micro_batches * subject.gpus * subject.nodes));
         assert_true(number(root, "gpus") == (double)subject.gpus);
+        assert_true(number(root, "nodes") == (double)subject.nodes);
+        check_points(get(root, "scaling"), &subject);
         assert_true(number(root, "seq_len") == (double)c.problem.T);
         assert_true(number(root, "flops_per_step") == 1e9);
         assert_true(json_is_null(get(get(root, "budget"), "device_bytes"))); // no limit
@@ -436,16 +511,39 @@ static void policies_are_told_to_people(void **state)
                                                 .host_bytes = 6 << 20,
                                                 .pinned_bytes = 7 << 20};
     results[0].bound_s = 0.4;
-    struct report_subject subject = {"model", "machine", &c.problem, 1e11, 2};
+    struct scale_point points[] = {
+        {.gpus = 1, .nodes = 1, .error = "3 bytes short"},
+        {.gpus = 2, .nodes = 1, .tokens_per_s = 800, .prediction = {.step_s = 0.25}},
+        {.gpus = 4,
+         .nodes = 2,
+         .tokens_per_s = 600,
+         .network = true,
+         .prediction = {.step_s = 0.2, .exposed_s = {[LANE_HOST] = 0.01, [LANE_COMM] = 0.03}}}};
+    struct report_subject subject = {"model", "machine", &c.problem, 1e11,
+                                     1,       2,         points,     COUNT(points)};
     report_policies(open_text(), &subject, results, COUNT(results));
     char *text = close_text();
     static const char *const told[] = {
-        " 500.0 ",          " 10.0%",    " 1.250 ",
-        " 5.00 MiB",        " 6.00 MiB", " 7.00 MiB",
-        " 400.0 ",          " 300.0 ",   " 200.0 ",
-        " 100.0 ",          " 70.00 ",   " 20.00 ",
-        " 10.00\n",         " no limit", "does not fit: the device is \"2\" bytes short",
-        "2 GPUs, estimated"};
+        " 500.0 ",
+        " 10.0%",
+        " 1.250 ",
+        " 5.00 MiB",
+        " 6.00 MiB",
+        " 7.00 MiB",
+        " 400.0 ",
+        " 300.0 ",
+        " 200.0 ",
+        " 100.0 ",
+        " 70.00 ",
+        " 20.00 ",
+        " 10.00 ",
+        " no limit",
+        "does not fit: the device is \"2\" bytes short",
+        "2 GPUs, 1 on each of 2 machines",
+        "     1         1  does not fit: 3 bytes short\n",
+        "     2         1      250.0        800.0   100.0%   nothing\n",
+        "     4         2      200.0        600.0    75.0%   comm, 15.0% of the step (the "
+        "network)\n"};
     for (size_t i = 0; i < COUNT(told); i++) {
         has(text, told[i]);
     }
@@ -464,14 +562,22 @@ static void odd_numbers_leave_reports_readable(void **state)
         random_results(results, COUNT(results), &c);
         struct prediction *p = &results[0].prediction;
         double *numbers = &p->step_s;
-        for (size_t i = 0; i < 2 + 2 * LANE_COMM; i++) {
+        for (size_t i = 0; i < 2 + 2 * LANES; i++) {
             numbers[i] = some[rng_below(&rng, COUNT(some))];
         }
+        struct scale_point point = {.gpus = SIZE_MAX, .nodes = 0, .prediction = *p};
+        point.tokens_per_s = some[rng_below(&rng, COUNT(some))];
         p->device_bytes = p->host_bytes = p->pinned_bytes = SIZE_MAX;
         c.costs.peak_flops = some[rng_below(&rng, COUNT(some))];
         snprintf(results[1].policy, sizeof results[1].policy, "\xff\x01\"\\");
-        struct report_subject subject = {"\xc3", "", &c.problem, some[rng_below(&rng, COUNT(some))],
-                                         1};
+        struct report_subject subject = {.model = "\xc3",
+                                         .machine = "",
+                                         .problem = &c.problem,
+                                         .flops = some[rng_below(&rng, COUNT(some))],
+                                         .gpus = 1,
+                                         .nodes = 1 + rng_below(&rng, 2),
+                                         .scaling = &point,
+                                         .n_scaling = 1};
         ok(report_policies_json(open_text(), &subject, results, 2, &err), &err);
         char *text = close_text();
         json_decref(load(text));
@@ -490,7 +596,7 @@ static void odd_numbers_leave_reports_readable(void **state)
         assert_null(strstr(text, "nan"));
         free(text);
     }
-    struct report_subject subject = {"m", "m", &c.problem, 0, 1};
+    struct report_subject subject = {"m", "m", &c.problem, 0, 1, 1, NULL, 0};
     ok(report_policies_json(open_text(), &subject, NULL, 0, &err), &err);
     free(close_text());
 }
@@ -506,7 +612,7 @@ static void a_full_disk_is_an_error(void **state)
     }
     setvbuf(full, NULL, _IONBF, 0);
     random_case(&c);
-    struct report_subject subject = {"m", "m", &c.problem, 0, 1};
+    struct report_subject subject = {"m", "m", &c.problem, 0, 1, 1, NULL, 0};
     assert_int_equal(report_policies_json(full, &subject, NULL, 0, &err), STATUS_FAIL);
     has(err.text, "cannot write");
     fclose(full);

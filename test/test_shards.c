@@ -264,6 +264,13 @@ static void a_resumed_loader_gives_the_same_rows(void **state)
         loader_rewind(l);
         assert_int_equal(loader_tell(l).epoch + loader_tell(l).row, 0);
 
+        // Rows that are skipped are those that would have been read.
+        loader_skip(l, before);
+        assert_int_equal(loader_tell(l).epoch, at.epoch);
+        assert_int_equal(loader_tell(l).row, at.row);
+        read_firsts(l, T, after, again);
+        assert_memory_equal(all, again, after * sizeof *all);
+
         struct loader_state wrong = {0, rows};
         assert_error(loader_seek(l, wrong, &err), WORDS("s000.bin", "row", "--seq"));
         loader_close(l);

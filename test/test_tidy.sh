@@ -128,7 +128,7 @@ rule_no_dead_files() {
 }
 
 rule_scripts_are_executable() {
-    ours '*.sh' '*.py' .ci/run | grep -vxE 'test/(tap|cli)\.sh' | while read -r file; do
+    ours '*.sh' '*.py' .ci/run | grep -vxE 'test/(tap|cli|ranks)\.sh' | while read -r file; do
         [ -x "$file" ] || echo "$file: not executable"
     done | none
 }
@@ -258,7 +258,7 @@ done
 
 if command -v shellcheck >/dev/null; then
     # shellcheck disable=SC2046 # names of ours hold no spaces
-    tap_case shellcheck shellcheck -S warning -x $(ours '*.sh' .ci/run)
+    tap_case shellcheck shellcheck -S warning -x $(ours '*.sh' '*.sbatch' .ci/run)
 else
     tap_skip shellcheck 'shellcheck is not installed (scripts/install_deps.sh ci)'
 fi

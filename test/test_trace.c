@@ -2,6 +2,7 @@
 // small and complete, whatever the numbers.
 #include "hete/step.h"
 #include "hete/trace.h"
+#include "hete/watch.h"
 #include "test/cmocka.h"
 #include "test/scratch.h"
 #include "test/tiny.h"
@@ -241,8 +242,8 @@ static void every_operation_and_every_join_is_in_the_trace(void **state)
     (void)state;
     build(&g, 5, 3, 2);
     struct timing *predicted = schedule(&g, 3, 3), *measured = schedule(&g, 4, 3);
-    struct schedule s[] = {{"predicted \"<&>\" \x01", &g, predicted, 3, 0},
-                           {"measured", &g, measured, 4, 4000000000000}};
+    struct schedule s[] = {{"predicted \"<&>\" \x01", &g, predicted, 3, 0, 0},
+                           {"measured", &g, measured, 4, 4000000000000, 0}};
     const char *path = scratch("trace.json");
     assert_int_equal(trace_write(path, s, 2, &err), STATUS_OK);
     json_t *root = load(path), *events = json_object_get(root, "traceEvents");
@@ -255,13 +256,72 @@ static void every_operation_and_every_join_is_in_the_trace(void **state)
     graph_free(&g);
 }
 
+// Two ranks and a prediction: the ranks' times are on one axis, that of the first to begin.
+static void schedules_of_one_clock_have_one_axis(void **state)
+{
+    struct graph g = {0};
+    struct error err;
+    (void)state;
+    build(&g, 2, 1, 1);
+    double first[] = {0, 0.25 + rng_unit(&rng), 0}, least[3] = {INFINITY, INFINITY, INFINITY};
+    struct timing *t[3];
+    struct schedule s[3];
+    size_t i;
+    for (i = 0; i < 3; i++) {
+        t[i] = schedule(&g, 2, 1);
+        s[i] = (struct schedule){"rank", &g, t[i], 2, 0, i > 0};
+    }
+    for (i = 0; i < 2 * g.n_ops; i++) {
+        t[1][i].start += first[1];
+        t[1][i].end += first[1];
+    }
+    assert_int_equal(trace_write(scratch("trace.json"), s, 3, &err), STATUS_OK);
+    json_t *root = load(scratch("trace.json")), *event;
+    json_array_foreach(json_object_get(root, "traceEvents"), i, event)
+    {
+        if (!strcmp(phase_of(event), "X")) {
+            double *x = least + (size_t)number(event, "pid") - 1;
+            *x = fmin(*x, number(event, "ts"));
+        }
+    }
+    for (i = 0; i < 3; i++) {
+        assert_float_equal(least[i], 1e6 * first[i], 2e-3);
+        free(t[i]);
+    }
+    json_decref(root);
+    graph_free(&g);
+}
+
+// Barriers of two ranks: each enters when it likes and leaves some time after the last one has
+// entered.
+static void the_offset_of_a_clock_is_found_from_barriers(void **state)
+{
+    enum { N = 8 };
+    (void)state;
+    for (size_t round = 0; round < 1000; round++) {
+        struct clock_reading mine[N], theirs[N];
+        double offset = round % 2 ? 1e5 * (rng_unit(&rng) - 0.5) : 0, now = 0, shortest = 1;
+        for (size_t i = 0; i < N; i++) {
+            double a = now + 1e-3 * rng_unit(&rng), b = now + 1e-3 * rng_unit(&rng);
+            double last = fmax(a, b);
+            now = last + 1e-3;
+            mine[i] = (struct clock_reading){a, last + 1e-4 * rng_unit(&rng)};
+            theirs[i] = (struct clock_reading){b - offset, last + 1e-4 * rng_unit(&rng) - offset};
+            shortest = fmin(shortest, fmax(mine[i].behind - a, theirs[i].behind + offset - b));
+        }
+        double found = clock_offset(mine, theirs, N);
+        assert_true(fabs(found - offset) <= shortest + 1e-9);
+        assert_true(offset != 0 || found == 0);
+    }
+}
+
 static void a_trace_names_its_schedules_and_lanes(void **state)
 {
     struct graph g = {0};
     struct error err;
     const char *title = "predicted \"<&>\" \x01";
     (void)state;
-    struct schedule s = {title, &g, NULL, 0, 0};
+    struct schedule s = {title, &g, NULL, 0, 0, 0};
     assert_int_equal(trace_write(scratch("trace.json"), &s, 1, &err), STATUS_OK);
     json_t *root = load(scratch("trace.json")), *event;
     size_t i, lanes = 0, titles = 0;
@@ -353,7 +413,8 @@ static void the_timeline_shows_every_lane_and_operation(void **state)
     (void)state;
     build(&g, 4, 2, 1);
     struct timing *t = schedule(&g, 5, 2);
-    struct schedule s[] = {{"predicted <1> & more", &g, t, 5, 10}, {"measured", &g, t, 5, 10}};
+    struct schedule s[] = {{"predicted <1> & more", &g, t, 5, 10, 0},
+                           {"measured", &g, t, 5, 10, 0}};
     char *text = draw(s, 2, &bytes, &rects);
     for (int lane = 0; lane < LANE_COMM; lane++) {
         char row[32];
@@ -391,7 +452,7 @@ static void the_busy_share_is_that_of_the_schedule(void **state)
     assert_int_equal(graph_link(&g, true, &err), STATUS_OK);
     struct timing t[] = {{0, 3, TIMING_NONE},   {3, 4, 0}, {10, 13, TIMING_NONE}, {3, 16, 2},
                          {20, 23, TIMING_NONE}, {9, 9, 4}};
-    struct schedule s = {"steps of 10 s", &g, t, 3, 0};
+    struct schedule s = {"steps of 10 s", &g, t, 3, 0, 0};
     char *text = draw(&s, 1, &bytes, &rects);
     assert_non_null(strstr(text, "steps of 10 s: 10000.0 ms a step"));
     assert_int_equal(occurrences(text, ">30%</text>"), 1); // compute
@@ -409,7 +470,7 @@ static void the_timeline_of_a_large_model_stays_small(void **state)
     (void)state;
     build(&g, 96, 4, 8);
     struct timing *t = schedule(&g, 4, 4);
-    struct schedule s[] = {{"predicted", &g, t, 4, 0}, {"measured", &g, t, 4, 0}};
+    struct schedule s[] = {{"predicted", &g, t, 4, 0, 0}, {"measured", &g, t, 4, 0, 0}};
     char *text = draw(s, 2, &bytes, &rects);
     assert_in_range(bytes, 10000, 1000000);
     free(text);
@@ -440,7 +501,7 @@ static void hostile_times_give_valid_files(void **state)
             struct timing *one = t + rng_below(&rng, steps * g.n_ops);
             *one = (struct timing){hostile(), hostile(), (uint32_t)rng_bits(&rng)};
         }
-        struct schedule s = {"odd", &g, t, steps, (uint64_t)1 << 62};
+        struct schedule s = {"odd", &g, t, steps, (uint64_t)1 << 62, 0};
         size_t bytes, count;
         assert_int_equal(trace_write(scratch("odd.json"), &s, 1, &err), STATUS_OK);
         json_decref(load(scratch("odd.json")));
@@ -462,11 +523,11 @@ static void empty_and_short_schedules_give_valid_files(void **state)
     build(&g, 1, 1, 1);
     assert_int_equal(graph_link(&empty, true, &err), STATUS_OK);
     struct timing *t = schedule(&g, 2, 1), *zero = test_alloc(2 * g.n_ops, sizeof *zero);
-    struct schedule s[] = {{"no operations", &empty, t, 2, 0},
-                           {"no steps", &g, t, 0, 0},
-                           {"one step", &g, t, 1, 0},
-                           {"two steps", &g, t, 2, 0},
-                           {"no time", &g, zero, 2, 0}};
+    struct schedule s[] = {{"no operations", &empty, t, 2, 0, 0},
+                           {"no steps", &g, t, 0, 0, 0},
+                           {"one step", &g, t, 1, 0, 0},
+                           {"two steps", &g, t, 2, 0, 0},
+                           {"no time", &g, zero, 2, 0, 0}};
     for (size_t first = 0; first < 5; first++) {
         for (size_t n = 0; first + n <= 5; n++) {
             free(draw(s + first, n, &bytes, &rects));
@@ -485,7 +546,7 @@ static void a_folder_that_is_not_there_is_an_error(void **state)
     struct graph g = {0};
     struct error err = {0};
     (void)state;
-    struct schedule s = {"one", &g, NULL, 0, 0};
+    struct schedule s = {"one", &g, NULL, 0, 0, 0};
     assert_int_equal(trace_write(scratch("no/such/folder.json"), &s, 1, &err), STATUS_FAIL);
     assert_non_null(strstr(err.text, "no/such"));
     assert_int_equal(timeline_write(scratch("no/such/folder.svg"), &s, 1, &err), STATUS_FAIL);
@@ -497,6 +558,8 @@ int main(void)
     rng = test_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation_and_every_join_is_in_the_trace),
+        cmocka_unit_test(schedules_of_one_clock_have_one_axis),
+        cmocka_unit_test(the_offset_of_a_clock_is_found_from_barriers),
         cmocka_unit_test(a_trace_names_its_schedules_and_lanes),
         cmocka_unit_test(the_timeline_shows_every_lane_and_operation),
         cmocka_unit_test(the_busy_share_is_that_of_the_schedule),

@@ -1,10 +1,12 @@
 #include "test/tiny.h"
+#include "hete/comm.h"
 #include "test/cmocka.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void *test_alloc(size_t n, size_t size)
 {
@@ -59,6 +61,34 @@ const struct tiny_kind tiny_kinds[TINY_KINDS] = {
     {"bf16, 3 micro-batches", DTYPE_BF16, 3},
 };
 
+static void rank_is_gone(void *ctx, const struct error *err)
+{
+    (void)ctx;
+    fprintf(stderr, "%s\n", err->text);
+    _exit(1);
+}
+
+struct comm *tiny_ranks(void)
+{
+    struct comm_config config = {.gone = rank_is_gone};
+    struct comm *comm;
+    struct error err;
+    if (comm_open(&comm, &config, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        exit(1);
+    }
+    return comm;
+}
+
+int tiny_ranks_end(struct comm *comm, int failed)
+{
+    struct error err;
+    if (failed) {
+        comm_abort(comm, "a case has failed");
+    }
+    return comm_close(comm, &err) || failed;
+}
+
 struct gpt_config tiny_config(const struct tiny_shape *shape)
 {
     return (struct gpt_config){.max_seq = shape->max_seq,
@@ -94,6 +124,7 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                      .train = !shape->eval,
                                      .plan = shape->plan,
                                      .chaos = shape->chaos,
+                                     .comm = shape->comm,
                                      .pinned = shape->pinned,
                                      .watchdog_s = shape->watchdog_s > 0 ? shape->watchdog_s : 60};
     struct error err = {0};
@@ -121,6 +152,7 @@ size_t tiny_device_bytes(const struct tiny_shape *shape)
     struct error err;
     gpt_open(&gpt, &config);
     step_shape(&s, &gpt.model, shape->dtype, shape->B, shape->T, shape->micro_batches, true);
+    s.ranks = shape->plan->ranks;
     assert_int_equal(layout_make(&layout, &s, shape->plan, SIZE_MAX, &err), STATUS_OK);
     size_t bytes = layout.total[SPACE_DEVICE];
     layout_free(&layout);
@@ -141,13 +173,18 @@ void tiny_random_plan(struct plan *plan, uint64_t *rng, const struct model *mode
 {
     bool any_stream = false, any_shared = shape->micro_batches > 1;
     plan_resident(plan, model, shape->B, shape->T, shape->micro_batches, hold_updates);
+    plan->ranks = shape->comm ? (size_t)comm_ranks(shape->comm) : 1;
     for (size_t u = 0; u < model->units; u++) {
         struct unit_plan *p = plan->unit + u;
         p->recompute = u > 0 && rng_below(rng, 2);
         p->stream = u > 0 && rng_below(rng, 3) == 0;
         p->host_optimizer = p->stream || rng_below(rng, 2);
+        if (plan->ranks > 1) { // streaming asks for sharding, not for a host optimizer
+            p->host_optimizer = rng_below(rng, 2);
+            p->shard = p->stream || p->host_optimizer || rng_below(rng, 2);
+        }
         any_stream |= p->stream;
-        any_shared |= u > 0 && p->host_optimizer;
+        any_shared |= u > 0 && (p->host_optimizer || p->shard);
     }
     snprintf(plan->policy, sizeof plan->policy, "random");
     plan->slots = any_stream ? 1 + rng_below(rng, 4) : 0;

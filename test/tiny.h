@@ -20,6 +20,7 @@ struct tiny_shape {
     size_t pinned; // bytes at most; 0: no limit
     struct device_link link;
     double watchdog_s; // 0: 60
+    struct comm *comm; // NULL: no other ranks
 };
 
 // What tests of sessions are repeated for.
@@ -39,6 +40,11 @@ struct tiny {
     size_t tokens;       // of a step
     size_t micro_tokens; // of a micro-batch
 };
+
+// The ranks of a test program that is run by mpirun; or one. A rank that is gone ends the program.
+struct comm *tiny_ranks(void);
+// To be returned from main: failed, as cmocka counts it, or whether another rank has.
+int tiny_ranks_end(struct comm *comm, int failed);
 
 // The kind of device that is under test: TEST_DEVICE, or cpu.
 const char *test_device(void);
