@@ -4,7 +4,8 @@
 # commands. CUDA=1|0: with the cuda device or without (default: with it where nvcc and a GPU are);
 # CUDA=sim: with the cuda device on the CPU runtime of test/cuda. CUDA_HOME=toolkit. MPI=0: without
 # MPI, the program of one process (default: with it where pkg-config ompi-c or mpicc is). HWLOC=0:
-# without hwloc, ranks are not bound to cores (default: with it where hwloc.h is). Each
+# without hwloc, ranks are not bound to cores (default: with it where hwloc.h is). NCCL=0: with
+# CUDA, without several GPUs (default: with them where nccl.h is; CUDA=sim has its own). Each
 # combination has a build folder of its own (build, build-clang-O0, build-cuda, build-address, ...),
 # BUILD=... names another. The programs lie in the working folder for build and build-cuda, else in
 # BUILD.
@@ -37,7 +38,8 @@ $(error CUDNN=$(CUDNN): attention by cuDNN is not offered, see Limits in README.
 endif
 BUILD   = build$(COMPILER:%=-%)$(OPT:-O3=)$(SAN:%=-%)$(USE_CUDA:%=-cuda$(filter-out 1,$(CUDA)))$(\
           )$(if $(filter 0,$(MPI)),$(if $(filter file,$(origin MPI)),,-nompi))$(\
-          )$(if $(filter 0,$(HWLOC)),$(if $(filter file,$(origin HWLOC)),,-nohwloc))
+          )$(if $(filter 0,$(HWLOC)),$(if $(filter file,$(origin HWLOC)),,-nohwloc))$(\
+          )$(if $(filter 0,$(NCCL)),$(if $(filter file,$(origin NCCL)),,-nonccl))
 BIN     = $(if $(filter build build-cuda,$(BUILD)),.,$(BUILD))
 
 # Never -ffast-math or -Ofast: they delete the NaN checks. No contraction: an a*b+c must give the
@@ -48,10 +50,10 @@ SANS    = $(if $(SAN),-fsanitize=$(SAN)$(if $(filter address,$(SAN)),$(comma)und
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -g $(OPT) -fno-math-errno -fno-trapping-math \
           -ffp-contract=off -fopenmp -Wall -Wextra -Werror $(SANS) \
           $(if $(USE_CUDA),-DUSE_CUDA -isystem $(CUDA_HOME)/include) $(MPI_CFLAGS) \
-          $(HWLOC_CFLAGS)
+          $(HWLOC_CFLAGS) $(NCCL_CFLAGS)
 LDFLAGS = -fopenmp $(SANS)
-LDLIBS  = -lpcre2-8 -ljansson -lxxhash -ldl -lm -lpthread $(CUDA_LIBS_$(CUDA)) $(MPI_LIBS) \
-          $(HWLOC_LIBS)
+LDLIBS  = -lpcre2-8 -ljansson -lxxhash -ldl -lm -lpthread $(NCCL_LIBS) $(CUDA_LIBS_$(CUDA)) \
+          $(MPI_LIBS) $(HWLOC_LIBS)
 CUDA_LIBS_1   = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
 CUDA_LIBS_sim = -lstdc++
 
@@ -68,6 +70,16 @@ MPI_LIBS    = $(if $(MPI_FLAGS),-Wl$(comma)--push-state$(comma)--as-needed \
               $(filter-out -I% -D%,$(MPI_FLAGS)) -Wl$(comma)--pop-state)
 MPI_FOUND   = $(if $(MPI_FLAGS),$(or $(shell pkg-config --modversion ompi-c 2>/dev/null | \
               sed 's/^/Open MPI /'),mpicc),none: no more than one process)
+
+# NCCL comes with some toolkits, or as a package of its own. On the CPU runtime: test/cuda/nccl.c.
+NCCL_HEADER := $(if $(filter 1,$(CUDA)),$(firstword $(wildcard $(CUDA_HOME)/include/nccl.h \
+               /usr/local/include/nccl.h /usr/include/nccl.h)))
+NCCL        := $(if $(filter sim,$(CUDA))$(NCCL_HEADER),1,0)
+USE_NCCL     = $(if $(USE_CUDA),$(filter-out 0,$(NCCL)))
+NCCL_CFLAGS  = $(if $(USE_NCCL),-DUSE_NCCL)
+NCCL_LIBS    = $(if $(USE_NCCL),$(if $(filter 1,$(CUDA)),-lnccl))
+$(BUILD)/hete/comm_nccl.o: CFLAGS += $(if $(filter sim,$(CUDA)),-Itest/cuda)
+NCCL_FOUND   = $(if $(USE_NCCL),$(or $(NCCL_HEADER),of the CPU runtime),none: no more than one GPU)
 
 # What is known of a machine's cores, to divide them among ranks.
 HWLOC      := $(if $(shell echo '\#include <hwloc.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1),1,0)
@@ -108,7 +120,9 @@ CUDA_OBJ_sim = $(CUDA_OBJ_1) $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/cuda/
 PROGRAMS  = train_gpt tokenize
 MAINS     = train_gpt.c data/tokenize.c
 OPS       = $(wildcard kernels/cpu/ops/*.c)
-LIB       = $(filter-out $(MAINS) $(if $(MPI_FLAGS),,hete/comm_mpi.c hete/beat.c),\
+LIB       = $(filter-out $(MAINS) $(if $(MPI_FLAGS),,hete/comm_mpi.c) \
+                         $(if $(USE_NCCL),,hete/comm_nccl.c hete/meet.c) \
+                         $(if $(MPI_FLAGS)$(USE_NCCL),,hete/beat.c),\
             $(wildcard kernels/*.c kernels/cpu/*.c hete/*.c data/*.c))
 LIB_OBJ   = $(LIB:%.c=$(BUILD)/%.o) \
             $(foreach d,$(DTYPES),$(foreach i,$(ISAS),\
@@ -238,7 +252,7 @@ $(BUILD)/flags: FORCE
 	@{ $(CC) --version | head -n 1; echo '$(CFLAGS) $(LDFLAGS) $(LDLIBS) $(ISA_avx2) $(ISA_avx512) \
 	    $(if $(USE_CUDA),$(NVCC) $(NVCCFLAGS) $(SIMFLAGS))'; } >$@.new
 	@cmp -s $@.new $@ || { scripts/install_deps.sh --check && \
-	    echo '  MPI $(MPI_FOUND); $(HWLOC_FOUND)'; }
+	    echo '  MPI $(MPI_FOUND); $(HWLOC_FOUND)' && echo '  NCCL $(NCCL_FOUND)'; }
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(BUILD)/%.o: %.c $(BUILD)/flags

@@ -120,21 +120,26 @@ static void rank_is_gone(void *ctx, const struct error *err)
     _exit(STATUS_FAIL);
 }
 
+static int lock_out(struct run *run, struct error *err);
+
 static int open_ranks(struct run *run, struct error *err)
 {
-    struct comm_config config = {.gone = rank_is_gone, .ctx = run};
-    if (comm_open(&run->comm, &config, err)) {
+    char why[sizeof err->text];
+    bool gpus =
+        strcmp(device_kind(options_choice(&run->o, "device"), why, sizeof why), "cuda") == 0;
+    struct comm_config config = {
+        .gone = rank_is_gone, .ctx = run, .gpus = gpus, .dir = run->o.out[0] ? run->o.out : NULL};
+    int rank;
+    signal(SIGINT, SIG_DFL); // nothing is lost yet, and other ranks may be long in coming
+    signal(SIGTERM, SIG_DFL);
+    if ((comm_meets(gpus, &rank) && rank == 0 && lock_out(run, err)) ||
+        comm_open(&run->comm, &config, err)) {
         return err->status;
     }
+    catch_signals();
     run->rank = (size_t)comm_rank(run->comm);
     run->ranks = (size_t)comm_ranks(run->comm);
-    if (run->ranks > 1 && run->o.device == DEVICE_CUDA) {
-        return error_set(err, STATUS_USAGE,
-                         "--device cuda with %zu ranks: GPUs do not exchange gradients yet; one "
-                         "process, or --device cpu",
-                         run->ranks);
-    }
-    run->o.device = run->ranks > 1 ? DEVICE_CPU : run->o.device;
+    run->o.device = run->ranks > 1 ? gpus ? DEVICE_CUDA : DEVICE_CPU : run->o.device;
     if (run->rank > 0 && !freopen("/dev/null", "w", stdout)) {
         return error_set(err, STATUS_FAIL, "rank %zu cannot be silenced", run->rank);
     }
@@ -445,7 +450,8 @@ static int load_state(struct run *run, struct error *err)
 static int lock_out(struct run *run, struct error *err)
 {
     const char *dir = run->o.out;
-    if (!dir[0] || (run->o.resume && !run->o.begin_if_none && access(dir, F_OK) != 0)) {
+    bool locked = run->lock.fd >= 0; // where ranks have met in it
+    if (!dir[0] || locked || (run->o.resume && !run->o.begin_if_none && access(dir, F_OK) != 0)) {
         return STATUS_OK;
     }
     if (dir_make(dir, err) || dir_writable(dir, err) || dir_lock(&run->lock, dir, err)) {
@@ -762,6 +768,7 @@ static struct device_config device_config(const struct run *run)
 {
     return (struct device_config){
         .kind = options_choice(&run->o, "device"),
+        .index = run->comm ? comm_gpu(run->comm) : 0,
         .dtype = run->o.dtype == CHOICE_BF16 ? DTYPE_BF16 : DTYPE_FP32,
         .threads = (int)run->o.threads,
         .head_size = gpt_head_size(&run->gpt.config),
@@ -778,6 +785,9 @@ static int open_device(struct run *run, const struct device_config *config, stru
     if (device_open(&run->dev, config, err) ||
         (run->planned && device_open(&run->host, &host, err))) {
         return err->status;
+    }
+    if (run->comm) {
+        comm_use_device(run->comm, run->dev);
     }
     fprintf(run->say, "device: %s, %s\n", run->dev->summary, options_choice(&run->o, "dtype"));
     if (run->dev->warning[0]) {
@@ -1700,6 +1710,9 @@ static int run_training(struct run *run, struct error *err)
 static void close_run(struct run *run)
 {
     session_close(run->session);
+    if (run->comm) {
+        comm_use_device(run->comm, NULL);
+    }
     if (run->dev) {
         device_close(run->dev);
     }

@@ -1,4 +1,5 @@
-// beat.h - are the other ranks alive? A thread per rank that asks, over MPI.
+// beat.h - are the other ranks alive? A thread per rank that asks, over MPI (comm_mpi.c) or files
+// (meet.c).
 //
 //   rank       0 <--- 1 <--- 2 <--- 3        every beat_s a small message to the left neighbour,
 //              |________________^            which is the one that watches
@@ -16,14 +17,49 @@
 
 #include "hete/comm.h"
 
-#include <mpi.h>
 #include <stdbool.h>
+#include <stdint.h>
+
+// Where a rank runs. Process numbers mean something in their own name space alone.
+struct beat_place {
+    char host[64];
+    int64_t pid;
+    uint64_t space[2];
+};
+void beat_place(struct beat_place *own);
+
+// What a rank knows of itself, and its watcher of it.
+enum { BEAT_DOING_BYTES = 96 };
+struct beat_doing {
+    char text[COMM_THREADS][BEAT_DOING_BYTES];
+    uint64_t begun[COMM_THREADS]; // operations
+    bool leaves;
+};
+
+struct beat_message {
+    enum beat_kind { BEAT_ALIVE, BEAT_FAILED, BEAT_GONE } kind;
+    struct beat_doing doing;
+    char text[512]; // of FAILED, why; of GONE, who and how it was found
+};
+
+// How messages travel. Called by the thread alone, but for close.
+struct beat_wire {
+    void *ctx;
+    // To the left neighbour, without its text. False: the one before has not left yet.
+    bool (*send)(void *ctx, const struct beat_message *m);
+    // To all but oneself and `except` (-1: nobody). Returns after a second or so, whatever happens.
+    void (*tell)(void *ctx, const struct beat_message *m, int except);
+    // Has something come: what, and from whom?
+    bool (*hear)(void *ctx, struct beat_message *m, int *from);
+    // failed: what was told may still be under way.
+    void (*close)(void *ctx, bool failed);
+};
 
 struct beat;
 
-// Called by all ranks. comm: for this alone; MPI must allow several threads.
-int beat_open(struct beat **out, MPI_Comm comm, const struct comm_config *config,
-              struct error *err);
+// Called by all ranks; places[ranks]. The wire is closed by beat_close, or if this fails.
+int beat_open(struct beat **out, const struct beat_wire *wire, int rank, int ranks,
+              const struct beat_place *places, const struct comm_config *config, struct error *err);
 // Ends the thread; nobody is watched any more. Frees b.
 void beat_close(struct beat *b);
 
@@ -36,8 +72,5 @@ void beat_abort(struct beat *b, const char *why);
 
 // Is a rank gone, or has this one given up? One load; err is set then.
 bool beat_failed(struct beat *b, struct error *err);
-
-// The message of an MPI function that did not return MPI_SUCCESS.
-int mpi_error(int code, const char *what, struct error *err);
 
 #endif

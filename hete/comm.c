@@ -17,6 +17,13 @@ static int number_in(const char *name)
     return text && end != text && !errno && n > 0 && n <= INT32_MAX ? (int)n : 0;
 }
 
+// -1: not there.
+static int index_in(const char *name)
+{
+    const char *text = getenv(name);
+    return text && strcmp(text, "0") == 0 ? 0 : number_in(name) ? number_in(name) : -1;
+}
+
 // How many ranks a launcher that MPI can talk to says there are: 1 where there is none, 0 where it
 // does not say. Open MPI's mpirun, then those that speak PMI (MPICH's, Intel's, Slurm's), then
 // PMIx.
@@ -38,9 +45,88 @@ static int open_alone(struct comm **out, struct error *err)
     return STATUS_OK;
 }
 
-#ifndef USE_MPI
-static int refuse(int launched, struct error *err)
+// Where MPI knows of no ranks: what torchrun and others of its kind say, or Slurm.
+static struct comm_launch launch_of(void)
 {
+    struct comm_launch l = {
+        .ranks = number_in("WORLD_SIZE"),
+        .rank = index_in("RANK"),
+        .local_rank = index_in("LOCAL_RANK"),
+        .local_ranks = number_in("LOCAL_WORLD_SIZE") ? number_in("LOCAL_WORLD_SIZE") : -1,
+    };
+    bool mpi = number_in("OMPI_COMM_WORLD_SIZE") || number_in("PMI_SIZE") || getenv("PMIX_RANK");
+    if (l.ranks == 0 && getenv("SLURM_PROCID") && !mpi) {
+        l = (struct comm_launch){.ranks = number_in("SLURM_STEP_NUM_TASKS"),
+                                 .rank = index_in("SLURM_PROCID"),
+                                 .local_rank = index_in("SLURM_LOCALID"),
+                                 .local_ranks = -1};
+    }
+    l.ranks = l.ranks > 0 && l.rank >= 0 && l.rank < l.ranks ? l.ranks : 0;
+    return l;
+}
+
+bool comm_meets(bool gpus, int *rank)
+{
+    struct comm_launch l = launch_of();
+    *rank = l.rank;
+    return gpus && launched_ranks() == 1 && l.ranks > 1;
+}
+
+// Each would take itself for the only one.
+static int refuse_strays(const struct comm_launch *l, struct error *err)
+{
+    return getenv("WORLD_SIZE")
+               ? error_set(err, STATUS_FAIL,
+                           "RANK and WORLD_SIZE name rank %d of %d, but on the CPU ranks talk by "
+                           "MPI: mpirun -np %d, or --device cuda",
+                           l->rank, l->ranks, l->ranks)
+               : error_set(err, STATUS_FAIL,
+                           "srun has started %d tasks that do not know of each other: "
+                           "srun --mpi=pmix (srun --mpi=list names what there is)",
+                           l->ranks);
+}
+
+static int open_on_gpus(struct comm **out, struct comm *base, const struct comm_config *config,
+                        const struct comm_launch *launch, struct error *err)
+{
+#ifdef USE_NCCL
+    return comm_nccl_open(out, base, config, launch, err);
+#else
+    (void)out;
+    (void)config;
+    error_set(err, STATUS_FAIL,
+              "--device cuda: one of %d ranks, but this program was built without NCCL: "
+              "scripts/install_deps.sh cuda says how to get it, then make",
+              base ? base->ranks : launch->ranks);
+    if (base) {
+        base->transport->give_up(base, err->text);
+    }
+    return err->status;
+#endif
+}
+
+#ifdef USE_MPI
+static int open_mpi(struct comm **out, const struct comm_config *config, int launched,
+                    struct error *err)
+{
+    const struct comm_launch unsaid = {.local_rank = -1, .local_ranks = -1};
+    if (comm_mpi_open(out, config, launched, err)) {
+        return err->status;
+    }
+    if (config->gpus && (*out)->ranks > 1) {
+        struct comm_launch launch = unsaid;
+        launch.local_rank = (*out)->local_rank;
+        launch.local_ranks = (*out)->local_ranks;
+        return open_on_gpus(out, *out, config, &launch, err);
+    }
+    return STATUS_OK;
+}
+#else
+static int open_mpi(struct comm **out, const struct comm_config *config, int launched,
+                    struct error *err)
+{
+    (void)out;
+    (void)config;
     return error_set(err, STATUS_FAIL,
                      "started as one of %d ranks, but this program was built without MPI: "
                      "scripts/install_deps.sh test installs Open MPI, then make",
@@ -51,30 +137,21 @@ static int refuse(int launched, struct error *err)
 int comm_open(struct comm **out, const struct comm_config *config, struct error *err)
 {
     int launched = launched_ranks();
-    int tasks = number_in("SLURM_STEP_NUM_TASKS");
-    *out = NULL;
-    if (launched == 1) {
-        // Each would take itself for the only one.
-        return tasks > 1 && getenv("SLURM_PROCID") && !number_in("OMPI_COMM_WORLD_SIZE") &&
-                       !number_in("PMI_SIZE")
-                   ? error_set(err, STATUS_FAIL,
-                               "srun has started %d tasks that do not know of each other: "
-                               "srun --mpi=pmix (srun --mpi=list names what there is)",
-                               tasks)
-                   : open_alone(out, err);
-    }
-#ifdef USE_MPI
+    struct comm_launch launch = launch_of();
     struct comm_config c = *config;
     size_t longest = (size_t)1 << 30;
     c.silence_s = c.silence_s > 0 ? c.silence_s : 20;
     c.start_s = c.start_s > 0 ? c.start_s : 120;
     c.message_bytes = c.message_bytes ? c.message_bytes : (size_t)1 << 24;
     c.message_bytes = c.message_bytes < longest ? c.message_bytes : longest;
-    return comm_mpi_open(out, &c, launched, err);
-#else
-    (void)config;
-    return refuse(launched, err);
-#endif
+    *out = NULL;
+    if (launched != 1) {
+        return open_mpi(out, &c, launched, err);
+    }
+    if (launch.ranks <= 1) {
+        return open_alone(out, err);
+    }
+    return c.gpus ? open_on_gpus(out, NULL, &c, &launch, err) : refuse_strays(&launch, err);
 }
 
 int comm_close(struct comm *c, struct error *err)
@@ -104,6 +181,18 @@ int comm_local_rank(const struct comm *c)
 int comm_local_ranks(const struct comm *c)
 {
     return c->local_ranks;
+}
+
+int comm_gpu(const struct comm *c)
+{
+    return c->gpu;
+}
+
+void comm_use_device(struct comm *c, struct device *dev)
+{
+    if (c->ranks > 1 && c->transport->use_device) {
+        c->transport->use_device(c, dev);
+    }
 }
 
 void comm_abort(struct comm *c, const char *why)

@@ -3,13 +3,16 @@
 // A rank is one process of a run, numbered from 0; they run the same program on a share of the data
 // each. Where nothing has launched several ranks there is one, everything below is a copy or
 // nothing at all, and no transport is started. Otherwise the transport is MPI (mpirun, or srun with
-// PMIx), which is in the build if `make` has found it.
+// PMIx), which is in the build if `make` has found it. Between GPUs the lane is NCCL's; then MPI is
+// not needed where a launcher sets RANK and WORLD_SIZE (torchrun) or Slurm's variables are there,
+// and the ranks meet in a directory that all of them see (meet.h).
 //
 //   main thread   agree . . . . all_gather . broadcast . . . barrier . . close     between steps
 //   one lane        exchange | gather | exchange | ...                             during steps
 //   heartbeat     . . beat . . beat . . beat . . beat . . beat . . beat            by itself
 //
-// The three share nothing: each has a communicator of its own. All ranks call the same functions
+// The three share nothing: each has a communicator of its own. With GPUs the main thread is the
+// lane's, too: the one thread that calls the device. All ranks call the same functions
 // in the same order, per thread. A call returns when this rank's part is done. Nothing here adds
 // anything up, but for comm_reduce: the results are the same bits whatever the size of messages.
 //
@@ -24,9 +27,11 @@
 
 #include "data/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct comm;
+struct device;
 
 struct comm_config {
     // Of a rank of which nothing is heard for so long, everybody says that it is gone; also the
@@ -34,6 +39,8 @@ struct comm_config {
     double silence_s;
     double start_s;       // the limit of MPI's own start. 0: 120
     size_t message_bytes; // what is longer is sent in several messages. 0: 2^24; at most 2^30
+    bool gpus;            // the lane's memory is that of GPUs, one for each rank
+    const char *dir;      // where ranks of GPUs meet without MPI: that of this run. NULL: nowhere
     // The message names the rank that is gone, what it did last, and what this rank was doing. It
     // is for whoever owns the process to print it and end the process, by _exit: other threads are
     // at work. It calls nothing of this header, is called once at most, and not after comm_abort.
@@ -43,7 +50,8 @@ struct comm_config {
 };
 
 // Called by all ranks, once in a process. STATUS_FAIL: the launcher has started several ranks and
-// this build has no MPI or one that does not know of them; MPI has no threads; no memory.
+// this build has no MPI or one that does not know of them; MPI has no threads; no memory; no GPU
+// for each rank, or NCCL does not connect them. STATUS_USAGE: where no `dir` is given and needed.
 int comm_open(struct comm **out, const struct comm_config *config, struct error *err);
 
 // Called by all ranks that have not failed, with no other thread in a call: waits for the others,
@@ -57,6 +65,12 @@ int comm_ranks(const struct comm *c);
 // Among the ranks on the same machine.
 int comm_local_rank(const struct comm *c);
 int comm_local_ranks(const struct comm *c);
+// Index of this rank's GPU among those that the process sees; 0 without GPUs.
+int comm_gpu(const struct comm *c);
+
+// Will comm_open need a directory in which the ranks meet? Rank 0 has locked it before. *rank: this
+// process's.
+bool comm_meets(bool gpus, int *rank);
 
 // Tells the other ranks that this one ends, and why (one line, without its rank): their `gone` is
 // called with that, and this rank's calls fail. Returns when they have been told, or after a few
@@ -85,6 +99,15 @@ struct comm_value {
 int comm_agree(struct comm *c, const struct comm_value *values, size_t n, struct error *err);
 
 // ---- one thread, during steps -------------------------------------------------------------------
+//
+// With GPUs x, stage, sum and mine are addresses for `layers` on the device, and these functions
+// queue on its DEVICE_COMM lane and return. What comm_share is given is pinned host memory: mine is
+// read, and all is written, by the time that the lane has passed. If something fails later, the
+// device fails with it.
+
+// The device that the lane's memory is of, while it is open; nothing is in flight. NULL: none any
+// more. One that does not queue changes nothing.
+void comm_use_device(struct comm *c, struct device *dev);
 
 // How an array is cut among the ranks. Piece i, of rank i, is elements [first[i], first[i] + n[i]);
 // pieces do not overlap, may lie in any order, leave gaps and be empty. The same on all ranks.

@@ -10,8 +10,10 @@
 #include "kernels/clock.h"
 
 #include <limits.h>
+#include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +30,7 @@ struct mpi {
     struct comm_config config;
     MPI_Comm main, lane, beats;
     struct beat *beat; // NULL with one rank
+    bool left;
 };
 
 // ---- limits on MPI's own start and end ----------------------------------------------------------
@@ -86,6 +89,15 @@ static void limit_end(struct limit *l)
 }
 
 // ---- waiting ------------------------------------------------------------------------------------
+
+// The message of an MPI function that did not return MPI_SUCCESS.
+static int mpi_error(int code, const char *what, struct error *err)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    return error_set(err, STATUS_FAIL, "MPI: %s: %s", what, text);
+}
 
 // Between two looks at what is under way: soon again, then with the core left to others, then
 // asleep, the longer the longer it lasts (a hundredth of that, to 1 ms). MPI moves data only while
@@ -340,6 +352,113 @@ static int reduce(struct comm *c, float *sum, const float *x, const struct comm_
     return STATUS_OK;
 }
 
+// ---- what the heartbeat says --------------------------------------------------------------------
+
+struct wire {
+    MPI_Comm comm;
+    int rank, ranks;
+    MPI_Request *tellings; // [ranks]
+    MPI_Request in, out;   // one message may be under way in, one beat out
+    struct beat_message message_in, message_out, message_all;
+};
+
+static void listen_for_more(struct wire *w)
+{
+    MPI_Irecv(&w->message_in, sizeof w->message_in, MPI_BYTE, MPI_ANY_SOURCE, TAG, w->comm, &w->in);
+}
+
+static bool send_beat(void *ctx, const struct beat_message *m)
+{
+    struct wire *w = ctx;
+    int free = 1;
+    MPI_Test(&w->out, &free, MPI_STATUS_IGNORE);
+    if (free) {
+        w->message_out = *m;
+        MPI_Isend(&w->message_out, offsetof(struct beat_message, text), MPI_BYTE,
+                  (w->rank + w->ranks - 1) % w->ranks, TAG, w->comm, &w->out);
+    }
+    return free;
+}
+
+// Who has not taken it after a second does not get it.
+static void tell_all(void *ctx, const struct beat_message *m, int except)
+{
+    struct wire *w = ctx;
+    w->message_all = *m;
+    for (int i = 0; i < w->ranks; i++) {
+        w->tellings[i] = MPI_REQUEST_NULL;
+        if (i != w->rank && i != except) {
+            MPI_Isend(&w->message_all, sizeof *m, MPI_BYTE, i, TAG, w->comm, &w->tellings[i]);
+        }
+    }
+    double until = clock_s() + 1;
+    for (int all = 0; !all && clock_s() < until; clock_sleep_until(clock_s() + 1e-3)) {
+        if (MPI_Testall(w->ranks, w->tellings, &all, MPI_STATUSES_IGNORE)) {
+            return;
+        }
+    }
+}
+
+static bool hear(void *ctx, struct beat_message *m, int *from)
+{
+    struct wire *w = ctx;
+    int there = 0;
+    MPI_Status status;
+    if (MPI_Test(&w->in, &there, &status) || !there) {
+        return false;
+    }
+    *m = w->message_in;
+    *from = status.MPI_SOURCE;
+    listen_for_more(w);
+    return true;
+}
+
+static void close_wire(void *ctx, bool failed)
+{
+    struct wire *w = ctx;
+    if (failed) {
+        return; // what was told may still be under way, from w's memory: the process ends with it
+    }
+    MPI_Wait(&w->out, MPI_STATUS_IGNORE); // short enough to leave without the other's doing
+    MPI_Cancel(&w->in);
+    MPI_Wait(&w->in, MPI_STATUS_IGNORE);
+    free(w->tellings);
+    free(w);
+}
+
+static int open_beat(struct mpi *m, struct error *err)
+{
+    int ranks = m->comm.ranks;
+    struct wire *w = calloc(1, sizeof *w);
+    struct beat_place *places = calloc((size_t)ranks, sizeof *places);
+    MPI_Request *tellings = calloc((size_t)ranks, sizeof(MPI_Request));
+    if (!w || !places || !tellings) {
+        free(w);
+        free(places);
+        free(tellings);
+        return error_set(err, STATUS_FAIL, "no memory to watch %d ranks", ranks);
+    }
+    *w = (struct wire){.comm = m->beats,
+                       .rank = m->comm.rank,
+                       .ranks = ranks,
+                       .tellings = tellings,
+                       .in = MPI_REQUEST_NULL,
+                       .out = MPI_REQUEST_NULL};
+    struct beat_wire wire = {w, send_beat, tell_all, hear, close_wire};
+    beat_place(places + m->comm.rank);
+    int code = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, places, sizeof *places, MPI_BYTE, m->beats);
+    if (code == MPI_SUCCESS) {
+        listen_for_more(w);
+        beat_open(&m->beat, &wire, m->comm.rank, ranks, places, &m->config, err);
+    } else {
+        mpi_error(code, "exchanging the names of machines", err);
+        free(tellings);
+        free(w);
+    }
+    free(places);
+    return m->beat ? STATUS_OK : err->status;
+}
+
 // ---- start and end ------------------------------------------------------------------------------
 
 static void doing(struct comm *c, enum comm_thread thread, const char *text)
@@ -352,10 +471,22 @@ static void give_up(struct comm *c, const char *why)
     beat_abort(((struct mpi *)c)->beat, why);
 }
 
-// All ranks are here when this returns STATUS_OK.
-static int leave(struct mpi *m, struct error *err)
+static void begin(struct comm *c, enum comm_thread thread)
 {
+    beat_begin(((struct mpi *)c)->beat, thread);
+}
+
+static bool has_failed(struct comm *c, struct error *err)
+{
+    return beat_failed(((struct mpi *)c)->beat, err);
+}
+
+// All ranks are here when this returns STATUS_OK.
+static int leave(struct comm *c, struct error *err)
+{
+    struct mpi *m = (struct mpi *)c;
     MPI_Request request;
+    m->left = true;
     beat_leave(m->beat);
     if (beat_failed(m->beat, err)) {
         return err->status;
@@ -369,7 +500,7 @@ static int close_mpi(struct comm *c, struct error *err)
     struct limit limit;
     int status = STATUS_OK;
     if (m->beat) {
-        status = leave(m, err);
+        status = m->left ? STATUS_OK : leave(c, err);
         beat_close(m->beat);
     }
     if (status == STATUS_OK) {
@@ -394,6 +525,9 @@ static const struct transport mpi_transport = {
     .gather = gather,
     .share = share,
     .reduce = reduce,
+    .begin = begin,
+    .failed = has_failed,
+    .leave = leave,
 };
 
 static int copy_communicator(MPI_Comm *out, struct error *err)
@@ -447,8 +581,7 @@ static int start(struct mpi *m, int launched, struct error *err)
         return STATUS_OK;
     }
     return copy_communicator(&m->main, err) || copy_communicator(&m->lane, err) ||
-                   copy_communicator(&m->beats, err) ||
-                   beat_open(&m->beat, m->beats, &m->config, err)
+                   copy_communicator(&m->beats, err) || open_beat(m, err)
                ? err->status
                : STATUS_OK;
 }

@@ -4,9 +4,9 @@
 // then counts down its successors of this step and the next; those that reach 0 go into their
 // lanes' lists. The lists are short, so the choice is a walk through them.
 //
-// On a device that queues, "runs" is "is queued" for three of the lanes: the caller's thread does
-// that, and asks the device which operations are done. An operation of the compute lane is counted
-// down early, when what it waits for is queued.
+// On a device that queues, "runs" is "is queued" for all lanes but the host's: the caller's thread
+// does that, and asks the device which operations are done. An operation of the compute or comm
+// lane is counted down early, when what it waits for is queued.
 #include "hete/execute.h"
 #include "hete/step.h"
 #include "kernels/clock.h"
@@ -118,14 +118,15 @@ static void push(struct executor *e, position at, position cause)
 
 static bool on_device(const struct executor *e, enum lane lane)
 {
-    return e->config.device && lane != LANE_HOST && lane != LANE_COMM;
+    return e->config.device && lane != LANE_HOST;
 }
 
 // Does `to` wait only until `from` is queued? The stream sees to the rest.
 static bool is_early(const struct executor *e, const struct edge *edge)
 {
     const struct op *from = e->graph->ops + edge->from, *to = e->graph->ops + edge->to;
-    return on_device(e, (enum lane)from->lane) && to->lane == LANE_COMPUTE && !to->by_host;
+    return on_device(e, (enum lane)from->lane) && lane_in_order((enum lane)to->lane) &&
+           !to->by_host;
 }
 
 // After an operation is queued (early) or done.
@@ -305,8 +306,11 @@ static void *serve(void *arg)
 
 static enum device_lane device_lane(enum lane lane)
 {
-    return lane == LANE_COMPUTE ? DEVICE_COMPUTE
-                                : (lane == LANE_COPY_IN ? DEVICE_COPY_IN : DEVICE_COPY_OUT);
+    static const enum device_lane of[LANES] = {[LANE_COMPUTE] = DEVICE_COMPUTE,
+                                               [LANE_COPY_IN] = DEVICE_COPY_IN,
+                                               [LANE_COPY_OUT] = DEVICE_COPY_OUT,
+                                               [LANE_COMM] = DEVICE_COMM};
+    return of[lane];
 }
 
 static size_t mark_of(const struct executor *e, position at)
@@ -329,17 +333,29 @@ static position pred_of(const struct executor *e, position at, uint32_t k)
     return none ? NOWHERE : (step - edge->next) * e->graph->n_ops + edge->from;
 }
 
+static enum lane lane_of(const struct executor *e, position at)
+{
+    return (enum lane)e->graph->ops[op_of(e, at)].lane;
+}
+
+// The k-th predecessor of an operation, if another lane of the device still has it, else NOWHERE.
+static position pending_pred(struct executor *e, position at, uint32_t k)
+{
+    position from = pred_of(e, at, k);
+    bool other =
+        from != NOWHERE && lane_of(e, from) != lane_of(e, at) && on_device(e, lane_of(e, from));
+    return other && !is_done(e, from) ? from : NOWHERE;
+}
+
 // Streams wait for each other only where an edge joins two of them and it is not known yet that
 // there is nothing to wait for.
 static void await_streams(struct executor *e, position at)
 {
     size_t op = op_of(e, at);
     for (uint32_t k = e->first_pred[op]; k < e->first_pred[op + 1]; k++) {
-        position from = pred_of(e, at, k);
-        enum lane lane =
-            from == NOWHERE ? LANE_COMPUTE : (enum lane)e->graph->ops[op_of(e, from)].lane;
-        if ((lane == LANE_COPY_IN || lane == LANE_COPY_OUT) && !is_done(e, from)) {
-            device_await(e->config.device, DEVICE_COMPUTE, mark_of(e, from));
+        position from = pending_pred(e, at, k);
+        if (from != NOWHERE) {
+            device_await(e->config.device, device_lane(lane_of(e, at)), mark_of(e, from));
         }
     }
 }
@@ -354,7 +370,8 @@ static void fail_at(struct executor *e, position at, const struct error *why)
     }
 }
 
-// Queues an operation; one that is the host's own is done at once.
+// Queues an operation; one that is the host's own is done at once, but for what it has queued on
+// the comm lane.
 static void enqueue(struct executor *e, struct lane_state *l, struct ready r)
 {
     struct device *dev = e->config.device;
@@ -377,7 +394,7 @@ static void enqueue(struct executor *e, struct lane_state *l, struct ready r)
     }
     flight_of(e, step_of(e, r.at))->queued[op_of(e, r.at)] = true;
     release_successors(e, r.at, true);
-    if (op->by_host) {
+    if (op->by_host && l->lane != LANE_COMM) {
         record.end = clock_s();
         finish(e, l, r.at, record);
     } else {
@@ -411,30 +428,50 @@ static void dequeue(struct executor *e, struct lane_state *l)
     finish(e, l, at, record);
 }
 
-static bool retire(struct executor *e, enum lane lane)
+// An operation that has passed, after those before it in its lane, and before them what they have
+// waited for in other lanes: that has passed, too. It was queued before them, as was what that
+// waited for in this lane, which is gone from here.
+static void retire_to(struct executor *e, position at)
 {
-    struct lane_state *l = e->lane + lane;
-    bool any = false;
-    while (l->n_queued && device_passed(e->config.device, mark_of(e, l->queue[0].at))) {
-        if (lane == LANE_COMPUTE) { // the copies that it waited for are done, and go first
-            retire(e, LANE_COPY_IN);
-            retire(e, LANE_COPY_OUT);
+    struct lane_state *l = e->lane + lane_of(e, at);
+    while (!is_done(e, at)) {
+        position first = l->queue[0].at;
+        for (uint32_t k = e->first_pred[op_of(e, first)]; k < e->first_pred[op_of(e, first) + 1];
+             k++) {
+            position from = pending_pred(e, first, k);
+            if (from != NOWHERE) {
+                retire_to(e, from);
+            }
         }
         dequeue(e, l);
+    }
+}
+
+static bool retire(struct executor *e, enum lane lane)
+{
+    const struct lane_state *l = e->lane + lane;
+    bool any = false;
+    while (l->n_queued && device_passed(e->config.device, mark_of(e, l->queue[0].at))) {
+        retire_to(e, l->queue[0].at);
         any = true;
     }
     return any;
 }
 
-// An error that shows when the device is asked is of what it was doing: the oldest operation that
-// it has, not one that would be queued now.
+// An error that shows when the device is asked is of what it was doing: the first operation in
+// program order that it has, not one that would be queued now.
 static void notice_failure(struct executor *e)
 {
-    const struct lane_state *compute = e->lane + LANE_COMPUTE;
+    position at = NOWHERE;
     struct error err = {0};
-    if (!e->error.status && device_status(e->config.device, &err)) {
-        fail_at(e, compute->n_queued ? compute->queue[0].at : compute->cursor, &err);
+    if (e->error.status || !device_status(e->config.device, &err)) {
+        return;
     }
+    for (int i = 0; i < LANES; i++) {
+        const struct lane_state *l = e->lane + i;
+        at = lane_in_order(l->lane) && l->n_queued && l->queue[0].at < at ? l->queue[0].at : at;
+    }
+    fail_at(e, at != NOWHERE ? at : e->lane[LANE_COMPUTE].cursor, &err);
 }
 
 // Looks once after the lanes of the device: what is done, what can be queued. False: nothing was.
@@ -448,7 +485,7 @@ static bool drive(struct executor *e)
         }
         any |= retire(e, (enum lane)i);
         notice_failure(e);
-        size_t room = i == LANE_COMPUTE ? QUEUE_MAX : COPIES_MAX, at;
+        size_t room = lane_in_order(l->lane) ? QUEUE_MAX : COPIES_MAX, at;
         bool idles = e->config.chaos && draw(l, 3) == 0;
         // One at a time: an operation of the compute lane is many launches, and a copy that has
         // become ready is not to wait for a queue full of them.

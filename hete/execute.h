@@ -6,11 +6,11 @@
 // in flight. With chaos every lane takes any ready operation and dawdles: the results must be the
 // same.
 //
-// On a device that queues (device.h) the three lanes of the device have no threads: the caller's
+// On a device that queues (device.h) the lanes have no threads, but for the host's: the caller's
 // thread, the only one that calls the device, looks after them while it is in one of the functions
-// below. The compute lane is queued ahead of the device, an operation as soon as its predecessors
-// on the device are queued; streams wait for each other where an edge says so. Copies are queued
-// when everything before them is done.
+// below. The compute and comm lanes are queued ahead of the device, an operation as soon as its
+// predecessors on the device are queued; streams wait for each other where an edge says so. Copies
+// are queued when everything before them is done.
 //
 // One thread, the caller's, starts and awaits steps; the operations run on the lanes' threads.
 // When an operation fails, nothing more starts and the error is what execute_wait returns. A wait

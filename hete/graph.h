@@ -94,7 +94,8 @@ struct op {
     uint8_t lane;  // enum lane
     uint8_t slice; // of the unit, where the operation works on one
     // Of the compute lane: it is the host that works, on what the operations before it gave. A
-    // device that queues has to be done with them.
+    // device that queues has to be done with them. Of the comm lane: the same, but what it then
+    // queues on the device has to be done before it is.
     bool by_host;
     uint32_t unit;
     uint32_t micro;                    // micro-batch

@@ -160,6 +160,11 @@ void device_begin(struct device *dev, enum device_lane lane, const char *label)
     }
 }
 
+void *device_stream(struct device *dev, enum device_lane lane)
+{
+    return dev->queues ? dev->driver->stream(dev, lane) : NULL;
+}
+
 void device_end(struct device *dev, enum device_lane lane, size_t mark)
 {
     if (dev->queues) {

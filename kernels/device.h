@@ -52,11 +52,13 @@ struct device_link {
 };
 
 // Lanes of a device. What `layers` and device_fill do goes to the lane that device_begin has
-// chosen, copies go to their own.
-enum device_lane { DEVICE_COMPUTE, DEVICE_COPY_IN, DEVICE_COPY_OUT, DEVICE_LANES };
+// chosen, copies go to their own. What is exchanged with other ranks goes to DEVICE_COMM, before
+// all else that waits.
+enum device_lane { DEVICE_COMPUTE, DEVICE_COPY_IN, DEVICE_COPY_OUT, DEVICE_COMM, DEVICE_LANES };
 
 struct device_config {
     const char *kind; // "auto", "cpu" or "cuda"
+    int index;        // which of the GPUs that the process sees; others have but one
     enum dtype dtype;
     int threads;         // 0: as many as the process may use
     size_t head_size;    // channels of one attention head
@@ -85,6 +87,10 @@ struct device {
     // What a lane adds to a device address before it hands it to a function of `layers`. Addresses
     // without it fault when the host dereferences them (emulated), or need nothing added (0).
     ptrdiff_t lane_offset;
+    // Asked while a device that queues is waited for: has what others have queued on its streams
+    // failed (comm.h)? The device has then, too. NULL: nobody is asked.
+    int (*watch)(void *ctx, struct error *err);
+    void *watch_ctx;
     char summary[256]; // one line for the user: processor, ISA, BLAS, threads
     char warning[512]; // empty, or what the user should know before training
 };
@@ -125,6 +131,8 @@ void device_fill(struct device *dev, void *device_dst, int byte, size_t bytes);
 // From now on `layers` and device_fill go to this lane; label (an operation's name) shows in
 // profilers.
 void device_begin(struct device *dev, enum device_lane lane, const char *label);
+// A lane's stream, for libraries that queue on it themselves: a cudaStream_t. NULL: does not queue.
+void *device_stream(struct device *dev, enum device_lane lane);
 // Marks the point that the lane has been queued to. Marks are numbered from 0; there are as many as
 // device_marks asked for last, which needs that nothing is in flight.
 void device_end(struct device *dev, enum device_lane lane, size_t mark);

@@ -21,6 +21,7 @@ struct device_driver {
     void (*rest)(struct device *);
     // Devices that queue; NULL where `queues` is false.
     void (*begin)(struct device *, enum device_lane, const char *label);
+    void *(*stream)(struct device *, enum device_lane);
     void (*end)(struct device *, enum device_lane, size_t mark);
     int (*marks)(struct device *, size_t n, struct error *);
     void (*await)(struct device *, enum device_lane, size_t mark);

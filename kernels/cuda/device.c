@@ -63,8 +63,19 @@ static bool failed(struct device *dev)
     return cuda_of(dev)->error.status != STATUS_OK;
 }
 
+// The device has failed where what others have queued on it has.
+static bool watched(struct device *dev)
+{
+    struct error *error = &cuda_of(dev)->error;
+    if (!failed(dev) && dev->watch) {
+        dev->watch(dev->watch_ctx, error);
+    }
+    return !failed(dev);
+}
+
 static int cuda_status(struct device *dev, struct error *err)
 {
+    watched(dev);
     *err = cuda_of(dev)->error;
     return err->status;
 }
@@ -179,6 +190,9 @@ static void settle(struct device *dev, cudaStream_t stream)
     while ((code = cudaStreamQuery(stream)) == cudaErrorNotReady) {
         double waited = clock_s() - since;
         cudaGetLastError(); // or the next launch would be blamed for it
+        if (!watched(dev)) {
+            return;
+        }
         if (waited > PATIENCE_S) {
             cuda_fail(dev, "cudaStreamQuery", "the GPU has finished nothing for 300 s");
             return;
@@ -235,6 +249,11 @@ static void cuda_begin(struct device *dev, enum device_lane lane, const char *la
 {
     cuda_of(dev)->current = cuda_of(dev)->stream[lane];
     nvtxRangePushA(label);
+}
+
+static void *stream_of(struct device *dev, enum device_lane lane)
+{
+    return cuda_of(dev)->stream[lane];
 }
 
 static void cuda_end(struct device *dev, enum device_lane lane, size_t mark)
@@ -372,6 +391,7 @@ static const struct device_driver driver = {
     .matmul_rate = cuda_matmul_rate,
     .close = cuda_close,
     .begin = cuda_begin,
+    .stream = stream_of,
     .end = cuda_end,
     .marks = cuda_marks,
     .await = cuda_await,
@@ -414,14 +434,20 @@ static int no_device(struct error *err, cudaError_t code)
                      getenv("CUDA_VISIBLE_DEVICES") ? " (CUDA_VISIBLE_DEVICES is set)" : "");
 }
 
-static int choose_gpu(struct cudaDeviceProp *prop, struct error *err)
+static int choose_gpu(struct cudaDeviceProp *prop, int index, bool use, struct error *err)
 {
     int count = 0;
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code != cudaSuccess || count == 0) {
         return no_device(err, code);
     }
-    if ((code = cudaGetDeviceProperties(prop, 0)) != cudaSuccess) {
+    if (index >= count) {
+        return error_set(err, STATUS_FAIL,
+                         "--device cuda: GPU %d is asked for, this process sees %d: "
+                         "CUDA_VISIBLE_DEVICES says which",
+                         index, count);
+    }
+    if ((code = cudaGetDeviceProperties(prop, index)) != cudaSuccess) {
         return no_device(err, code);
     }
     if (prop->major < 8) {
@@ -431,14 +457,14 @@ static int choose_gpu(struct cudaDeviceProp *prop, struct error *err)
                          prop->name, prop->major, prop->minor);
     }
     // Last, for it takes memory of the GPU, and one that is too old may fail at it.
-    code = cudaSetDevice(0);
+    code = use || count == 1 ? cudaSetDevice(index) : cudaSuccess;
     return code == cudaSuccess ? STATUS_OK : no_device(err, code);
 }
 
 int cuda_probe(struct error *err)
 {
     struct cudaDeviceProp prop;
-    return choose_gpu(&prop, err);
+    return choose_gpu(&prop, 0, false, err); // which one of several is not known yet
 }
 
 static int check_config(const struct device_config *c, struct error *err)
@@ -482,8 +508,12 @@ static int start(struct cuda *cuda, const struct device_config *config, struct e
     if (set_memory(cuda, config->memory, err) || lt_open(cuda, err)) {
         return err->status;
     }
+    int least = 0, first = 0;
+    DO(dev, cudaDeviceGetStreamPriorityRange(&least, &first));
     for (int lane = 0; lane < DEVICE_LANES; lane++) {
-        DO(dev, cudaStreamCreateWithFlags(cuda->stream + lane, cudaStreamNonBlocking));
+        // What waits for other ranks must not wait for a place among the blocks of a large kernel.
+        DO(dev, cudaStreamCreateWithPriority(cuda->stream + lane, cudaStreamNonBlocking,
+                                             lane == DEVICE_COMM ? first : 0));
     }
     cuda->current = cuda->stream[DEVICE_COMPUTE];
     for (int i = 0; i < 2 && !failed(dev); i++) {
@@ -499,7 +529,7 @@ static int start(struct cuda *cuda, const struct device_config *config, struct e
 int cuda_open(struct device **out, const struct device_config *config, struct error *err)
 {
     struct cudaDeviceProp prop;
-    if (check_config(config, err) || choose_gpu(&prop, err)) {
+    if (check_config(config, err) || choose_gpu(&prop, config->index, true, err)) {
         return err->status;
     }
     struct cuda *cuda = calloc(1, sizeof *cuda);

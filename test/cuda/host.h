@@ -62,7 +62,7 @@ static inline void clock_join(struct clock *c, const struct clock *other)
 
 // ---- operations (queue.c) ----
 
-enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_MARK };
+enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_MARK, OP_EXTERNAL };
 enum engine { ENGINE_COMPUTE, ENGINE_IN, ENGINE_OUT, ENGINES, ENGINE_NONE = ENGINES };
 
 struct op {
@@ -77,6 +77,11 @@ struct op {
     size_t bytes;
     int value;    // OP_FILL
     void *staged; // what src points at, if it is the operation's own
+    // OP_EXTERNAL: called, with memory accessible, until it returns true. It touches what it needs
+    // in the first call.
+    bool (*get_on)(void *state);
+    void *state;
+    bool begun;
     enum engine engine;
     double issued, finish; // virtual time
     bool running, hangs;
@@ -107,7 +112,10 @@ bool queue_done(const struct clock *target);
 bool queue_settle(const struct clock *target, const char *call);
 // Host: is it done? Each time that it is not, it comes nearer.
 bool queue_poll(const struct clock *target);
-void queue_poke(void); // at every call: the scheduler may run something
+// Queues what depends on other processes; nccl.c. False: no such stream.
+bool queue_external(cudaStream_t stream, const char *name, bool (*get_on)(void *state),
+                    void *state); // runtime.c
+void queue_poke(void);            // at every call: the scheduler may run something
 struct note *queue_note(int lane, uint32_t seq);
 void queue_describe(char *text, size_t size, int lane, uint32_t seq);
 

@@ -188,6 +188,7 @@ struct sim_settings *sim_settings(void)
         s.order = choice("SIM_ORDER", orders, 3, SIM_FORWARD);
         s.schedule = choice("SIM_SCHEDULE", schedules, 3, SIM_RANDOM);
         s.memory = number("SIM_MEMORY", (uint64_t)512 << 20);
+        s.devices = (int)number("SIM_DEVICES", 1);
         s.speed = (struct sim_speed){.call_s = 1e-6,
                                      .kernel_s = 3e-6,
                                      .copy_s = 5e-6,

@@ -30,6 +30,7 @@ struct CUevent_st {
 
 static struct {
     bool ready, lost;
+    int device; // in use
     pthread_t caller;
     cudaError_t last;
     struct CUstream_st *streams;
@@ -137,24 +138,30 @@ static cudaError_t misuse(const char *call, const char *what, const void *p, cud
 cudaError_t cudaGetDeviceCount(int *count)
 {
     cudaError_t code = sim_enter();
-    *count = code == cudaSuccess;
+    *count = code == cudaSuccess ? sim_settings()->devices : 0;
     return sim_leave(code);
 }
 
 static cudaError_t device_call(int device)
 {
     cudaError_t code = sim_enter();
-    return code == cudaSuccess && device != 0 ? cudaErrorInvalidDevice : code;
+    bool known = device >= 0 && device < sim_settings()->devices;
+    return code == cudaSuccess && !known ? cudaErrorInvalidDevice : code;
 }
 
 cudaError_t cudaSetDevice(int device)
 {
-    return sim_leave(device_call(device));
+    cudaError_t code = device_call(device);
+    if (code == cudaSuccess && device != rt.device && rt.streams) {
+        code = misuse(__func__, "another device than before", NULL, cudaErrorInvalidDevice);
+    }
+    rt.device = code == cudaSuccess ? device : rt.device;
+    return sim_leave(code);
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = rt.device;
     return sim_leave(sim_enter());
 }
 
@@ -232,6 +239,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     }
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "CPU runtime");
+    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "sim %d", device);
     p->totalGlobalMem = sim_settings()->memory;
     p->major = capability() / 10;
     p->minor = capability() % 10;
@@ -749,6 +757,23 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes)
         code = fill(dst, value, bytes, LANE_DEFAULT, false, __func__);
     }
     return sim_leave(code);
+}
+
+// ---- what others do ----
+
+bool queue_external(cudaStream_t stream, const char *name, bool (*get_on)(void *state), void *state)
+{
+    cudaError_t code = sim_enter();
+    int lane = code == cudaSuccess ? lane_of(stream, name) : -1;
+    if (lane >= 0) {
+        queue_add(lane, &(struct op){.kind = OP_EXTERNAL,
+                                     .name = name,
+                                     .engine = ENGINE_NONE,
+                                     .get_on = get_on,
+                                     .state = state});
+    }
+    sim_leave(code);
+    return lane >= 0;
 }
 
 // ---- launches ----

@@ -11,6 +11,7 @@
 //                          events, copies; a seeded scheduler; vector clocks (host.h is between
 //                          them)
 //   lt.c                   the part of cuBLASLt that the project uses, on the CPU
+//   nccl.c nccl.h          the same of NCCL, between processes
 //
 // Everything runs on the one thread that calls the CUDA API, inside its calls.
 #ifndef TEST_CUDA_SIM_H
@@ -122,7 +123,8 @@ struct sim_settings {
     // SIM_SCHEDULE: lazy (an operation runs when somebody waits for it), random (any ready stream,
     // at each call), time (by virtual time)
     enum { SIM_LAZY, SIM_RANDOM, SIM_TIME } schedule;
-    size_t memory;            // SIM_MEMORY: bytes of device memory; 512 MiB
+    size_t memory; // SIM_MEMORY: bytes of device memory; 512 MiB
+    int devices; // SIM_DEVICES: GPUs that the process sees, 1; it may use one, for each has its own
     enum sim_failure failure; // SIM_FAIL
     uint64_t failure_launch;  // its N
     struct sim_speed speed;
