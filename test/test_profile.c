@@ -244,7 +244,13 @@ static void give_up(struct comm *c, const char *why)
     ((struct other *)c)->has_costs = strstr(why, "gone");
 }
 
-static const struct transport transport = {.all_gather = ask_other,
+static void forget(struct comm *c, enum comm_thread thread, const char *text)
+{
+    assert_true(c && thread < COMM_THREADS && text);
+}
+
+static const struct transport transport = {.doing = forget,
+                                           .all_gather = ask_other,
                                            .barrier = meet,
                                            .exchange = exchange,
                                            .gather = gather,
