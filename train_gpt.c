@@ -1667,6 +1667,7 @@ static int run_training(struct run *run, struct error *err)
         .host = run->host,
         .pinned = run->prepared.problem.budget.pinned,
         .comm = run->ranks > 1 ? run->comm : NULL,
+        .fast_reduce = o->fast_reduce,
         .chaos = (uint64_t)o->chaos,
         .pace = o->emulate[0] ? &run->prepared.costs : NULL,
         .lanes = run->planned,

@@ -35,6 +35,7 @@ struct session_config {
                               // copies go by the device's link
     struct comm *comm;        // the other ranks of the run; NULL: none. B, T and micro_batches are
                               // what this rank does of a step
+    bool fast_reduce;         // gradients by comm_reduce: outside the contract
     bool lanes;               // also where nothing is to overlap: steps are timed
 };
 
