@@ -670,10 +670,12 @@ static void run_scatter(struct profile *p, size_t k)
     size_t rank = (size_t)comm_rank(p->config->comm), n = pieces.n[rank];
     char *grads = lane(p, p->among.grads), *stage = lane(p, p->among.stage);
     float *sum = lane(p, p->among.sum);
-    if (p->lost.status || comm_exchange(p->config->comm, stage, grads, &pieces, &p->lost)) {
+    bool summed = p->config->fast_reduce;
+    if (p->lost.status ||
+        (summed ? comm_reduce : comm_exchange)(p->config->comm, stage, grads, &pieces, &p->lost)) {
         return;
     }
-    for (size_t r = 0; r < p->ranks && n; r++) {
+    for (size_t r = 0; r < (summed ? 1 : p->ranks) && n; r++) {
         f->accumulate(p->dev, sum, stage + r * n * pieces.element, r == 0, n);
     }
     if (n) {
@@ -812,8 +814,8 @@ static void cache_path(const struct profile *p, char path[PATH_MAX], char words[
                      p->model->embed.params, p->model->block.params, l->latency_s, l->in, l->out,
                      l->in_duplex, l->out_duplex);
     if (p->ranks > 1) {
-        n += snprintf(key + n, sizeof key - (size_t)n, "|%zu ranks, %d here", p->ranks,
-                      comm_local_ranks(c->comm));
+        n += snprintf(key + n, sizeof key - (size_t)n, "|%zu ranks, %d here%s", p->ranks,
+                      comm_local_ranks(c->comm), c->fast_reduce ? ", fast" : "");
     }
     snprintf(path, PATH_MAX, "%s/profile-%016llx", c->cache,
              (unsigned long long)XXH3_64bits(key, least((size_t)n, sizeof key - 1)));
