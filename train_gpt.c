@@ -869,6 +869,7 @@ static struct prepare_config prepare_config(struct run *run)
         .policy = o->policy,
         .plan = o->plan,
         .zero = (int)o->zero,
+        .fast_reduce = o->fast_reduce,
         .comm = run->comm,
         .gpus = (size_t)o->gpus,
         .nodes = (size_t)o->nodes,

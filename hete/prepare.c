@@ -276,6 +276,7 @@ static int measure(struct context *x, size_t B, struct costs *costs, bool *cache
                                .B = B,
                                .T = c->T,
                                .comm = c->comm,
+                               .fast_reduce = c->fast_reduce,
                                .cache = c->cache,
                                .identity = c->identity};
     return profile_measure(costs, &p, cached, err);

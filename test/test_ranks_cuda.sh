@@ -205,7 +205,7 @@ fault_mpi() {
 
 # NCCL itself finds that something is wrong.
 nccl_fails() {
-    SIM_NCCL_FAIL=40 start 1 2 "$scratch/out" --steps 100
+    SIM_NCCL_FAIL=400 start 1 2 "$scratch/out" --steps 100
     local second=$!
     start 0 2 "$scratch/out" --steps 100
     wait $second && return 1
