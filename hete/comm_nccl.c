@@ -33,7 +33,8 @@ struct nccl {
     struct comm *base;
     struct comm_config config;
     pthread_t caller;      // the thread that calls CUDA
-    ncclComm_t lane, main; // main: NULL where the base has the main thread's calls
+    bool small;            // the main thread's calls are this transport's, not the base's
+    ncclComm_t lane, main; // NULL after an error; main: and where it is the base's
     cudaStream_t stream;   // of the main thread, and of the lane while there is no device
     struct device *dev;
     char *lane_bounce, *main_bounce; // device memory: [ranks][SHARE_BYTES]
@@ -51,8 +52,23 @@ struct place {
 
 // ---- errors -------------------------------------------------------------------------------------
 
+// After the first error nothing may wait for kernels that wait for other ranks: they are ended.
+static void abort_both(struct nccl *n)
+{
+    ncclComm_t comms[] = {n->lane, n->main};
+    n->lane = n->main = NULL;
+    for (int i = 0; i < 2; i++) {
+        if (comms[i]) {
+            ncclCommAbort(comms[i]);
+        }
+    }
+}
+
 static int failed(struct nccl *n, struct error *err)
 {
+    if (n->error.status) {
+        abort_both(n);
+    }
     *err = n->error;
     return err->status;
 }
@@ -365,7 +381,7 @@ static int gather_chunk(struct nccl *n, const void *mine, size_t bytes, double u
 static int all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
 {
     struct nccl *n = (struct nccl *)c;
-    if (!n->main) {
+    if (!n->small) {
         return n->base->transport->all_gather(n->base, mine, all, bytes, err);
     }
     if (begin(n, COMM_MAIN, err)) {
@@ -408,7 +424,7 @@ static int broadcast(struct comm *c, void *x, size_t bytes, int from, struct err
 {
     struct nccl *n = (struct nccl *)c;
     size_t most = (size_t)c->ranks * SHARE_BYTES;
-    if (!n->main) {
+    if (!n->small) {
         return n->base->transport->broadcast(n->base, x, bytes, from, err);
     }
     if (begin(n, COMM_MAIN, err)) {
@@ -425,7 +441,7 @@ static int broadcast(struct comm *c, void *x, size_t bytes, int from, struct err
 static int barrier(struct comm *c, struct error *err)
 {
     struct nccl *n = (struct nccl *)c;
-    if (!n->main) {
+    if (!n->small) {
         return n->base->transport->barrier(n->base, err);
     }
     return begin(n, COMM_MAIN, err) ? err->status : gather_chunk(n, "", 1, 0, err);
@@ -439,17 +455,6 @@ static void doing(struct comm *c, enum comm_thread thread, const char *text)
 
 // ---- end ----------------------------------------------------------------------------------------
 
-static void abort_both(struct nccl *n)
-{
-    ncclComm_t comms[] = {n->lane, n->main};
-    n->lane = n->main = NULL;
-    for (int i = 0; i < 2; i++) {
-        if (comms[i]) {
-            ncclCommAbort(comms[i]);
-        }
-    }
-}
-
 // Who waits for the device is not to wait for the others' kernels.
 static void give_up(struct comm *c, const char *why)
 {
@@ -458,7 +463,6 @@ static void give_up(struct comm *c, const char *why)
     if (pthread_equal(pthread_self(), n->caller)) {
         struct error err;
         check(n, &err);
-        abort_both(n);
     }
 }
 
@@ -468,7 +472,7 @@ static int leave(struct nccl *n, struct error *err)
     if (check(n, err) || n->base->transport->leave(n->base, err)) {
         return err->status;
     }
-    return n->main ? gather_chunk(n, "", 1, 0, err) : STATUS_OK;
+    return n->small ? gather_chunk(n, "", 1, 0, err) : STATUS_OK;
 }
 
 static int finish(struct nccl *n, ncclComm_t *comm, struct error *err)
@@ -630,7 +634,7 @@ static int take_memory(struct nccl *n, struct error *err)
     cudaError_t code = cudaDeviceGetStreamPriorityRange(&least, &first);
     code = code ? code : cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, first);
     code = code ? code : cudaMalloc(&lane, bytes);
-    if (n->main) {
+    if (n->small) {
         code = code ? code : cudaMalloc(&main, bytes);
         code = code ? code : cudaHostAlloc(&host, bytes, cudaHostAllocDefault);
     }
@@ -664,10 +668,10 @@ static int connect_all(struct nccl *n, double until, struct error *err)
         done(n, n->stream, "the first messages", until, err)) {
         return err->status;
     }
-    return n->main ? gather_chunk(n, "", 1, until, err) : STATUS_OK;
+    return n->small ? gather_chunk(n, "", 1, until, err) : STATUS_OK;
 }
 
-static int start(struct nccl *n, struct ids *ids, bool own_main, struct error *err)
+static int start(struct nccl *n, struct ids *ids, struct error *err)
 {
     double until = clock_s() + n->config.start_s;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -680,7 +684,7 @@ static int start(struct nccl *n, struct ids *ids, bool own_main, struct error *e
     if (queued(n, n->lane, result, "connecting the ranks", until, err)) {
         return err->status;
     }
-    if (own_main) {
+    if (n->small) {
         config.maxCTAs = 1;
         result = ncclCommInitRankConfig(&n->main, ranks, ids->main, rank, &config);
         if (queued(n, n->main, result, "connecting the ranks", until, err)) {
@@ -691,10 +695,9 @@ static int start(struct nccl *n, struct ids *ids, bool own_main, struct error *e
 }
 
 // n->base is there: everybody is told if this fails.
-static int open_on_base(struct nccl *n, struct place *all, struct ids *ids, bool own_main,
-                        struct error *err)
+static int open_on_base(struct nccl *n, struct place *all, struct ids *ids, struct error *err)
 {
-    if (choose_gpus(n, all, err) == STATUS_OK && start(n, ids, own_main, err) == STATUS_OK) {
+    if (choose_gpus(n, all, err) == STATUS_OK && start(n, ids, err) == STATUS_OK) {
         return STATUS_OK;
     }
     n->base->transport->give_up(n->base, err->text);
@@ -716,6 +719,7 @@ int comm_nccl_open(struct comm **out, struct comm *base, const struct comm_confi
     n->config = *config;
     n->caller = pthread_self();
     n->base = base;
+    n->small = base == NULL;
     find_place(&mine, launch);
     make_ids(&ids);
     static_assert(sizeof mine <= MEET_WORDS_MAX && sizeof ids <= MEET_DATA_MAX, "what ranks tell");
@@ -725,7 +729,7 @@ int comm_nccl_open(struct comm **out, struct comm *base, const struct comm_confi
     if (status == STATUS_OK) {
         n->comm = *n->base;
         n->comm.transport = &nccl_transport;
-        status = open_on_base(n, all, &ids, base == NULL, err);
+        status = open_on_base(n, all, &ids, err);
     }
     free(all);
     if (status) {

@@ -260,8 +260,12 @@ static bool get_on(void *arg)
         end_work(w);
         return true;
     }
+    if (c->error && clock_s() - c->moved_s > 2 * PATIENCE_S) { // it should have been aborted
+        end_work(w);
+        return true;
+    }
     if (c->ended != w->ticket || c->error) {
-        return false; // for ever, in the case of an error: until it is aborted
+        return false;
     }
     if (!w->begun) {
         w->begun = true;
@@ -335,6 +339,7 @@ static void enqueue(struct work *w)
     const char *limit = getenv("SIM_NCCL_FAIL");
     if (limit && ++nccl.groups == strtoull(limit, NULL, 10)) {
         w->comm->error = ncclRemoteError;
+        w->comm->moved_s = clock_s();
     }
     w->ticket = w->comm->tickets++;
     if (!queue_external(w->stream, "NCCL", get_on, w)) {
