@@ -3,10 +3,14 @@
 //
 //     test_comm MODE SEED [SILENCE_S]
 //
+// TEST_DEVICE=cuda: the ranks are of GPUs, executed on the CPU (test_comm_cuda.sh), and what the
+// lane moves is device memory. They meet in TEST_DIR where nothing with MPI has started them.
+//
 // Exit status: 0, or 1 with a message on stderr that begins with the rank.
 #include "hete/comm.h"
 #include "kernels/bf16.h"
 #include "kernels/clock.h"
+#include "kernels/device.h"
 #include "test/cmocka.h"
 
 #include <math.h>
@@ -22,6 +26,11 @@
 static struct comm *comm; // of this rank
 static int rank, ranks;
 static uint64_t seed;
+static struct device *gpu; // NULL: the lane's memory is the host's
+static char *arena, *pinned;
+static size_t arena_used;
+#define ARENA_BYTES  ((size_t)24 << 20)
+#define PINNED_BYTES ((size_t)1 << 18)
 
 // ---- what every rank can work out of every other ------------------------------------------------
 
@@ -64,6 +73,53 @@ static void *memory(size_t bytes)
     void *p = calloc(bytes + 1, 1);
     check(p != NULL, "no memory", bytes);
     return p;
+}
+
+// ---- the lane's memory --------------------------------------------------------------------------
+
+static void open_gpu(void)
+{
+    struct error err;
+    struct device_config config = {
+        .kind = "cuda", .index = comm_gpu(comm), .head_size = 8, .max_seq = 8, .padded_vocab = 128};
+    void *p[2];
+    check_status(device_open(&gpu, &config, &err), &err);
+    check_status(device_arena(gpu, ARENA_BYTES, &p[0], &err), &err);
+    check_status(device_host_arena(gpu, PINNED_BYTES, true, &p[1], &err), &err);
+    arena = p[0];
+    pinned = p[1];
+    comm_use_device(comm, gpu);
+}
+
+// Where the lane finds the same bytes; their guard, if any, included.
+static void *to_lane(void *host, size_t bytes)
+{
+    if (!gpu || bytes == 0) {
+        return host;
+    }
+    char *p = arena + arena_used;
+    arena_used += device_round(bytes);
+    check(arena_used <= ARENA_BYTES, "no device memory", bytes);
+    device_poke(gpu, p, host, bytes);
+    return p;
+}
+
+static void from_lane(void *host, const void *lane, size_t bytes)
+{
+    if (host != lane) {
+        device_peek(gpu, host, lane, bytes);
+    }
+}
+
+// What was queued is done, if it was begun.
+static int lane_done(int status, struct error *err)
+{
+    arena_used = 0;
+    if (status || !gpu) {
+        return status;
+    }
+    device_sync(gpu);
+    return device_status(gpu, err);
 }
 
 // ---- pieces -------------------------------------------------------------------------------------
@@ -118,7 +174,10 @@ static void one_exchange(uint64_t *state)
     unsigned char *x = memory(c.total * e), *stage = memory(stage_bytes + GUARD);
     fill(x, c.total * e, what, rank);
     fill(stage + stage_bytes, GUARD, what, 99);
-    check_status(comm_exchange(comm, stage, x, &c.p, &err), &err);
+    void *at = to_lane(stage, stage_bytes + GUARD), *from = to_lane(x, c.total * e);
+    check_status(lane_done(comm_exchange(comm, at, from, &c.p, &err), &err), &err);
+    from_lane(stage, at, stage_bytes + GUARD);
+    from_lane(x, from, c.total * e);
     for (int j = 0; j < ranks; j++) {
         check_bytes(stage + (size_t)j * own, own, what, j, c.first[rank] * e, "exchange: wrong");
     }
@@ -128,11 +187,23 @@ static void one_exchange(uint64_t *state)
     free(x);
 }
 
+// Half the time pieces of one size, side by side.
+static void draw_even(struct cut *c, uint64_t *state)
+{
+    bool even = draw(state) % 2;
+    for (int i = 0; i < ranks && even; i++) {
+        c->first[i] = 5 + (size_t)i * 77;
+        c->n[i] = 77;
+        c->total = c->first[i] + c->n[i];
+    }
+}
+
 static void one_gather(uint64_t *state)
 {
     struct cut c;
     struct error err;
     draw_cut(&c, state);
+    draw_even(&c, state);
     uint64_t what = draw(state);
     size_t e = c.p.element;
     unsigned char *x = memory(c.total * e + GUARD), *expected = memory(c.total * e + GUARD);
@@ -148,7 +219,10 @@ static void one_gather(uint64_t *state)
             expected[i] = byte_of(what, j, i);
         }
     }
-    check_status(comm_gather(comm, x, what % 2 ? mine : own, &c.p, &err), &err);
+    char *at = to_lane(x, c.total * e + GUARD), *from = to_lane(mine, c.n[rank] * e + 1);
+    from = what % 2 ? from : at + c.first[rank] * e;
+    check_status(lane_done(comm_gather(comm, at, from, &c.p, &err), &err), &err);
+    from_lane(x, at, c.total * e + GUARD);
     check(memcmp(x, expected, c.total * e + GUARD) == 0, "gather: wrong", c.total);
     free(mine);
     free(expected);
@@ -179,16 +253,24 @@ static void one_share(uint64_t *state)
 {
     struct error err;
     uint64_t what = draw(state);
-    size_t bytes = 8 * (1 + draw(state) % 400);
+    size_t bytes = 8 * (1 + draw(state) % (draw(state) % 8 ? 400 : 4000));
     unsigned char *all = memory(bytes * (size_t)ranks), *mine = memory(bytes);
+    if (gpu) { // which takes no memory that is not pinned
+        free(all);
+        free(mine);
+        all = (unsigned char *)pinned;
+        mine = all + (size_t)ranks * bytes;
+    }
     unsigned char *from = what % 2 ? mine : all + (size_t)rank * bytes;
     fill(from, bytes, what, rank);
-    check_status(comm_share(comm, from, all, bytes, &err), &err);
+    check_status(lane_done(comm_share(comm, from, all, bytes, &err), &err), &err);
     for (int j = 0; j < ranks; j++) {
         check_bytes(all + (size_t)j * bytes, bytes, what, j, 0, "share: wrong");
     }
-    free(mine);
-    free(all);
+    if (!gpu) {
+        free(mine);
+        free(all);
+    }
 }
 
 static void one_reduce(uint64_t *state)
@@ -196,6 +278,7 @@ static void one_reduce(uint64_t *state)
     struct cut c;
     struct error err;
     draw_cut(&c, state);
+    draw_even(&c, state);
     uint64_t what = draw(state);
     bool fp32 = what % 2;
     c.p.element = fp32 ? sizeof(float) : sizeof(uint16_t);
@@ -205,7 +288,10 @@ static void one_reduce(uint64_t *state)
         put_number(x, i, fp32, number_of(what, rank, i));
     }
     put_number(sum, c.n[rank], fp32, 77);
-    check_status(comm_reduce(comm, sum, x, &c.p, &err), &err);
+    void *at = to_lane(sum, (c.n[rank] + 1) * c.p.element);
+    const void *from = to_lane(x, c.total * c.p.element);
+    check_status(lane_done(comm_reduce(comm, at, from, &c.p, &err), &err), &err);
+    from_lane(sum, at, (c.n[rank] + 1) * c.p.element);
     for (size_t i = 0; i < c.n[rank]; i++) {
         float expected = 0;
         for (int j = 0; j < ranks; j++) {
@@ -227,25 +313,30 @@ static void dawdle(uint64_t *own)
     }
 }
 
+static void one_of_lane(uint64_t *state, uint64_t *own)
+{
+    dawdle(own);
+    switch (draw(state) % 4) {
+    case 0:
+        one_exchange(state);
+        break;
+    case 1:
+        one_gather(state);
+        break;
+    case 2:
+        one_share(state);
+        break;
+    default:
+        one_reduce(state);
+    }
+}
+
 static void *lane_main(void *arg)
 {
     uint64_t state = *(const uint64_t *)arg, own = state + (uint64_t)rank;
     for (int i = 0; i < 60; i++) {
         comm_doing(comm, COMM_LANE, i % 2 ? "odd" : "even");
-        dawdle(&own);
-        switch (draw(&state) % 4) {
-        case 0:
-            one_exchange(&state);
-            break;
-        case 1:
-            one_gather(&state);
-            break;
-        case 2:
-            one_share(&state);
-            break;
-        default:
-            one_reduce(&state);
-        }
+        one_of_lane(&state, &own);
     }
     return NULL;
 }
@@ -274,18 +365,23 @@ static void one_small(uint64_t *state)
     free(mine);
 }
 
-// The lane and the main thread at once, each in its own order.
+// The lane and the main thread at once, each in its own order; with a GPU they are one thread.
 static void mode_data(void)
 {
     uint64_t state = mix(seed), lane = mix(seed + 1), own = mix(seed + 2 + (uint64_t)rank);
     pthread_t thread;
-    check(!pthread_create(&thread, NULL, lane_main, &lane), "no thread", 0);
+    check(gpu || !pthread_create(&thread, NULL, lane_main, &lane), "no thread", 0);
     for (int i = 0; i < 60; i++) {
         comm_doing(comm, COMM_MAIN, "main");
         dawdle(&own);
         one_small(&state);
+        if (gpu) {
+            one_of_lane(&lane, &own);
+        }
     }
-    pthread_join(thread, NULL);
+    if (!gpu) {
+        pthread_join(thread, NULL);
+    }
 }
 
 // Everybody leaves the barrier after everybody has come.
@@ -419,6 +515,8 @@ static void mode_fault(const char *kind, bool asleep)
     }
     struct comm_pieces p = {4, first, n};
     char *x = memory(4000 * (size_t)ranks), *stage = memory(4000 * (size_t)ranks);
+    x = to_lane(x, 4000 * (size_t)ranks);
+    stage = to_lane(stage, 4000 * (size_t)ranks);
     fprintf(stderr, "process %d\n", getpid());
     signal(SIGTERM, SIG_IGN); // what mpirun sends first: train_gpt would finish its step
     for (int i = 0;; i++) {
@@ -433,7 +531,8 @@ static void mode_fault(const char *kind, bool asleep)
         while (i == 20 && asleep) {
             sleep(1);
         }
-        if (comm_exchange(comm, stage, x, &p, &err)) { // where no `gone` ends the process before
+        // Where no `gone` ends the process before.
+        if (lane_done(comm_exchange(comm, stage, x, &p, &err), &err)) {
             go(&err);
         }
         usleep(1000);
@@ -539,12 +638,15 @@ static int run_rank(int argc, char **argv)
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     struct comm_config config = {.silence_s = argc > 3 ? strtod(argv[3], NULL) : 0,
                                  .start_s = strcmp(mode, "late") == 0,
+                                 .gpus = getenv("TEST_DEVICE") != NULL,
+                                 .dir = getenv("TEST_DIR"),
                                  .gone = strstr(mode, "-quiet") ? NULL : gone};
     if (strcmp(mode, "data") == 0) {
         config.message_bytes = seed % 3 == 0 ? 0 : seed % 3 == 1 ? 37 : 1000;
     }
     struct error err = {0};
-    while (strcmp(mode, "late") == 0 && strcmp(getenv("OMPI_COMM_WORLD_RANK"), "0") != 0) {
+    const char *who = getenv("RANK") ? getenv("RANK") : getenv("OMPI_COMM_WORLD_RANK");
+    while (strcmp(mode, "late") == 0 && strcmp(who, "0") != 0) {
         sleep(1);
     }
     if (comm_open(&comm, &config, &err)) {
@@ -555,6 +657,9 @@ static int run_rank(int argc, char **argv)
     ranks = comm_ranks(comm);
     check(ranks <= MOST_RANKS, "too many ranks", (uint64_t)ranks);
     check(comm_local_rank(comm) == rank && comm_local_ranks(comm) == ranks, "one machine", 0);
+    if (config.gpus && ranks > 1) {
+        open_gpu();
+    }
     if (strcmp(mode, "data") == 0) {
         mode_data();
     } else if (strcmp(mode, "barrier") == 0) {
@@ -573,6 +678,10 @@ static int run_rank(int argc, char **argv)
         char kind[16];
         snprintf(kind, sizeof kind, "%.*s", (int)strcspn(mode, "-"), mode);
         mode_fault(kind, strstr(mode, "-asleep") != NULL);
+    }
+    if (gpu) {
+        comm_use_device(comm, NULL);
+        device_close(gpu);
     }
     check_status(comm_close(comm, &err), &err);
     if (rank == 0) {
