@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Several ranks with a GPU each, executed on the CPU: under mpirun, and by RANK and WORLD_SIZE alone.
-# Their losses against the cpu device's, their bits, how they meet, and what becomes of the others
+# Several ranks with a GPU each, executed on the CPU: under mpirun, and by RANK and WORLD_SIZE
+# alone. Their losses against the cpu device's, their bits, how they meet, and what becomes of the others
 # when one ends. The runtime exits with 86 where something is raced for, or out of bounds.
 # shellcheck source=test/tap.sh
 . "$(dirname "$0")/tap.sh"
