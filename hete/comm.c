@@ -425,12 +425,12 @@ int comm_share(struct comm *c, const void *mine, void *all, size_t bytes, struct
     return STATUS_OK;
 }
 
-int comm_reduce(struct comm *c, float *sum, const float *x, const struct comm_pieces *p,
+int comm_reduce(struct comm *c, void *sum, const void *x, const struct comm_pieces *p,
                 struct error *err)
 {
     if (c->ranks > 1) {
         return c->transport->reduce(c, sum, x, p, err);
     }
-    copy(sum, x + p->first[0], p->n[0] * sizeof *sum);
+    copy(sum, (const char *)x + p->first[0] * p->element, p->n[0] * p->element);
     return STATUS_OK;
 }

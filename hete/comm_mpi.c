@@ -7,6 +7,7 @@
 // same messages.
 #include "hete/beat.h"
 #include "hete/transport.h"
+#include "kernels/bf16.h"
 #include "kernels/clock.h"
 
 #include <limits.h>
@@ -29,6 +30,7 @@ struct mpi {
     struct comm comm;
     struct comm_config config;
     MPI_Comm main, lane, beats;
+    MPI_Op add_bf16;
     struct beat *beat; // NULL with one rank
     bool left;
 };
@@ -317,15 +319,27 @@ static int share(struct comm *c, const void *mine, void *all, size_t bytes, stru
     return gather_small(m, m->lane, COMM_LANE, mine, all, bytes, err);
 }
 
+static void add_bf16(void *in, void *inout, int *n, MPI_Datatype *type)
+{
+    const uint16_t *x = in;
+    uint16_t *y = inout;
+    (void)type;
+    for (int i = 0; i < *n; i++) {
+        y[i] = bf16_round(bf16_load(y[i]) + bf16_load(x[i]));
+    }
+}
+
 // One reduction for each piece, rooted where the piece belongs, some at once: as many bytes as a
 // reduce-scatter, without its demand that pieces lie side by side and count in int.
-static int reduce(struct comm *c, float *sum, const float *x, const struct comm_pieces *p,
+static int reduce(struct comm *c, void *sum, const void *x, const struct comm_pieces *p,
                   struct error *err)
 {
     struct mpi *m = (struct mpi *)c;
     MPI_Request requests[WINDOW];
-    size_t most = (64 << 10) / sizeof *x, begun_ones = 0;
-    most = most > 0 ? most : 1;
+    bool fp32 = p->element == sizeof(float);
+    MPI_Datatype type = fp32 ? MPI_FLOAT : MPI_UINT16_T;
+    MPI_Op op = fp32 ? MPI_SUM : m->add_bf16;
+    size_t most = (64 << 10) / p->element, begun_ones = 0;
     beat_begin(m->beat, COMM_LANE);
     for (int i = 0; i < WINDOW; i++) {
         requests[i] = MPI_REQUEST_NULL;
@@ -337,8 +351,9 @@ static int reduce(struct comm *c, float *sum, const float *x, const struct comm_
             if (await(m, request, "reduction", err)) { // the one that was there
                 return err->status;
             }
-            int code = MPI_Ireduce(x + p->first[root] + at, c->rank == root ? sum + at : NULL,
-                                   (int)n, MPI_FLOAT, MPI_SUM, root, m->lane, request);
+            const char *from = (const char *)x + (p->first[root] + at) * p->element;
+            char *to = c->rank == root ? (char *)sum + at * p->element : NULL;
+            int code = MPI_Ireduce(from, to, (int)n, type, op, root, m->lane, request);
             if (code) {
                 return mpi_error(code, "starting a reduction", err);
             }
@@ -579,6 +594,10 @@ static int start(struct mpi *m, int launched, struct error *err)
     }
     if (m->comm.ranks == 1) {
         return STATUS_OK;
+    }
+    code = MPI_Op_create(add_bf16, 1, &m->add_bf16);
+    if (code) {
+        return mpi_error(code, "a sum of 16 bits", err);
     }
     return copy_communicator(&m->main, err) || copy_communicator(&m->lane, err) ||
                    copy_communicator(&m->beats, err) || open_beat(m, err)

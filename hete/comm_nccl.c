@@ -320,25 +320,26 @@ static bool is_even(const struct comm *c, const struct comm_pieces *p)
     return even && p->n[0] > 0;
 }
 
-static int reduce(struct comm *c, float *sum, const float *x, const struct comm_pieces *p,
+static int reduce(struct comm *c, void *sum, const void *x, const struct comm_pieces *p,
                   struct error *err)
 {
     struct nccl *n = (struct nccl *)c;
     cudaStream_t stream = lane_stream(n);
+    ncclDataType_t type = p->element == sizeof(float) ? ncclFloat : ncclBfloat16;
     if (begin(n, COMM_LANE, err)) {
         return err->status;
     }
     if (is_even(c, p)) {
-        return end(
-            n,
-            ncclReduceScatter(x + p->first[0], sum, p->n[0], ncclFloat, ncclSum, n->lane, stream),
-            "reduction", err);
+        const char *first = (const char *)x + p->first[0] * p->element;
+        return end(n, ncclReduceScatter(first, sum, p->n[0], type, ncclSum, n->lane, stream),
+                   "reduction", err);
     }
     ncclResult_t result = ncclGroupStart();
     for (int root = 0; root < c->ranks && result == ncclSuccess; root++) {
         if (p->n[root] > 0) {
-            result = ncclReduce(x + p->first[root], root == c->rank ? sum : NULL, p->n[root],
-                                ncclFloat, ncclSum, root, n->lane, stream);
+            result = ncclReduce((const char *)x + p->first[root] * p->element,
+                                root == c->rank ? sum : NULL, p->n[root], type, ncclSum, root,
+                                n->lane, stream);
         }
     }
     ncclResult_t closed = ncclGroupEnd();

@@ -217,10 +217,18 @@ static struct messages messages(const struct machine *m, double n, double g, dou
     };
 }
 
-static double messages_s(const struct machine *m, double n, double g, double bytes)
+static double exchange_s(const struct machine *m, double n, double g, double bytes)
 {
     struct messages s = messages(m, n, g, bytes);
     return fmax(s.near_s, s.far_s);
+}
+
+// Until n - 1 messages of so many bytes have gone round.
+static double ring_s(const struct machine *m, double n, double g, double bytes)
+{
+    double near_s = g > 1 ? m->gpu_link_latency_s + bytes / m->gpu_link : 0;
+    double far_s = n > g ? m->network_latency_s + bytes / m->network : 0;
+    return (n - 1) * fmax(near_s, far_s);
 }
 
 static double unit_bytes(const struct step_shape *shape, size_t u)
@@ -243,10 +251,11 @@ static void comm_costs(struct costs *costs, const struct machine *m, const struc
     }
     for (size_t k = 0; k < 2; k++) {
         double bytes = unit_bytes(shape, k);
-        costs->gather[k] = messages_s(m, n, g, bytes / n) + m->launch_s;
-        costs->scatter[k] = costs->gather[k] + (bytes + bytes / n) / m->device_rate + m->launch_s;
+        costs->gather[k] = ring_s(m, n, g, bytes / n) + m->launch_s;
+        costs->scatter[k] =
+            exchange_s(m, n, g, bytes / n) + (bytes + bytes / n) / m->device_rate + 2 * m->launch_s;
     }
-    costs->share = messages_s(m, n, g, 0) + m->launch_s;
+    costs->share = exchange_s(m, n, g, 0) + m->launch_s;
 }
 
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape)

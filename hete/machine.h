@@ -39,21 +39,24 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 // Times of a model's operations on the machine: matrix FLOP at peak_flops * efficiency, other work
 // by bytes, the larger one of both, and launch_s. 0: a call whose work the model does not tell.
 //
-// shape->ranks GPUs, `gpus` of them (at least 1, at most the ranks) on each machine. The host's
-// work gets 1/gpus of its rate. An exchange or gather of S bytes is N - 1 messages of S/N bytes in
-// and out of each of N ranks, as comm.h's transports send them: g - 1 of them go to GPUs of the
-// same machine, N - g over the network, which the g GPUs share, both at the same time:
+// shape->ranks GPUs, g of them (at least 1, at most the ranks) on each machine. The host's work
+// gets 1/g of its rate. An exchange of S bytes among N ranks is N - 1 messages of S/N bytes in and
+// out of each: g - 1 of them go to GPUs of the same machine, N - g over the network, which the g
+// GPUs share, both at the same time. A gather is NCCL's ring: each rank passes N - 1 pieces on to
+// the next one, and of a machine's g only one is followed by a GPU of another machine:
 //
-//     max((g - 1) (gpu_link_latency + S/N / gpu_link),
-//         (N - g) (network_latency + S/N / (network / g)))
+//     exchange  max((g - 1) (gpu_link_latency + S/N / gpu_link),
+//                   (N - g) (network_latency + S/N / (network / g)))
+//     gather    max((N - 1) (gpu_link_latency + S/N / gpu_link),
+//                   (N - 1) (network_latency + S/N / network))      the latter with several machines
 //
-// (bytes: Thakur, Rabenseifner, Gropp 2005, the pairwise exchange; S (N - 1) / N is also what no
-// other algorithm goes below for either.) The sum of a scatter then reads N pieces and writes one.
-// Trees and rings have fewer latencies in a gather; small messages are where this is too slow.
+// (bytes: Thakur, Rabenseifner, Gropp 2005, pairwise exchange and ring.) The sum of a scatter then
+// reads N pieces and writes one. Trees have fewer latencies; small messages are where this is too
+// slow.
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape);
 
-// Do messages between GPUs, as long as those of a block's gather, wait for the network rather than
-// for the link between the GPUs of a machine?
+// Does the exchange of a block's gradient wait for the network rather than for
+// the link between the GPUs of a machine?
 bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape);
 
 // Costs as a file. What is read is to the bit what was written. comment: one line, or NULL.

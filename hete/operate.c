@@ -220,10 +220,12 @@ static int scatter(struct session *s, const struct graph *g, const struct op *op
     char *to = apart ? lane(s, BUF_GRAD_SHARD, op->unit) : grads + p.first * elem_bytes(s);
     char *stage = lane(s, BUF_EXCHANGE, 0);
     float *sum = (float *)(stage + ranks(s) * p.n * elem_bytes(s));
-    if (comm_exchange(s->config.comm, stage, grads, &pieces, err)) {
+    bool summed = s->config.fast_reduce;
+    if (summed ? comm_reduce(s->config.comm, stage, grads, &pieces, err)
+               : comm_exchange(s->config.comm, stage, grads, &pieces, err)) {
         return err->status;
     }
-    for (size_t r = 0; r < ranks(s) && p.n; r++) {
+    for (size_t r = 0; r < (summed ? 1 : ranks(s)) && p.n; r++) {
         f->accumulate(s->dev, sum, stage + r * p.n * elem_bytes(s), r == 0, p.n);
     }
     if (p.n) {

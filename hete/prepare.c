@@ -276,6 +276,7 @@ static int measure(struct context *x, size_t B, struct costs *costs, bool *cache
                                .B = B,
                                .T = c->T,
                                .comm = c->comm,
+                               .fast_reduce = c->fast_reduce,
                                .cache = c->cache,
                                .identity = c->identity};
     return profile_measure(costs, &p, cached, err);
@@ -605,6 +606,7 @@ static int try_policy(struct policy_result *r, const char *policy, struct search
     }
     now.plan = s->best;
     int status = plan_predict(&now.prediction, &now.plan, p, err);
+    now.bound_s = fmin(bound_s, now.prediction.bound_s); // not below a mix of ZeRO stages
     if (!status && (first || better(&now, r))) {
         *r = now;
     }

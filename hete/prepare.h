@@ -28,6 +28,7 @@ struct prepare_config {
     // or, of an estimate for a machine file, gpus on each of nodes. Options are of each rank, what
     // a machine or its file has of host memory is shared by the ranks there.
     struct comm *comm;
+    bool fast_reduce;             // of profile.h; a machine file does not tell
     size_t gpus, nodes;           // 0: 1
     const char *cache, *identity; // of profile.h
 };

@@ -670,10 +670,12 @@ static void run_scatter(struct profile *p, size_t k)
     size_t rank = (size_t)comm_rank(p->config->comm), n = pieces.n[rank];
     char *grads = lane(p, p->among.grads), *stage = lane(p, p->among.stage);
     float *sum = lane(p, p->among.sum);
-    if (p->lost.status || comm_exchange(p->config->comm, stage, grads, &pieces, &p->lost)) {
+    bool summed = p->config->fast_reduce;
+    if (p->lost.status ||
+        (summed ? comm_reduce : comm_exchange)(p->config->comm, stage, grads, &pieces, &p->lost)) {
         return;
     }
-    for (size_t r = 0; r < p->ranks && n; r++) {
+    for (size_t r = 0; r < (summed ? 1 : p->ranks) && n; r++) {
         f->accumulate(p->dev, sum, stage + r * n * pieces.element, r == 0, n);
     }
     if (n) {
@@ -740,12 +742,16 @@ static int measure_ranks(struct profile *p, struct costs *costs, struct error *e
         return STATUS_OK;
     }
     fill(p, NULL, p->among.grads, p->dev->dtype, 0, 0.001f, n);
+    device_begin(p->dev, DEVICE_COMM, "profile");
+    comm_doing(p->config->comm, COMM_LANE, "measuring what the ranks exchange");
     for (size_t k = 0; k < 2; k++) {
         double whole = (double)model_unit(p->model, k)->params / (double)elems_of(p, k);
         costs->scatter[k] = measure_among(p, run_scatter, k) * whole;
         costs->gather[k] = measure_among(p, run_gather, k) * whole;
     }
     costs->share = measure_among(p, run_share, shared);
+    comm_doing(p->config->comm, COMM_LANE, "");
+    device_begin(p->dev, DEVICE_COMPUTE, "profile");
     *err = p->lost;
     return err->status;
 }
@@ -808,8 +814,8 @@ static void cache_path(const struct profile *p, char path[PATH_MAX], char words[
                      p->model->embed.params, p->model->block.params, l->latency_s, l->in, l->out,
                      l->in_duplex, l->out_duplex);
     if (p->ranks > 1) {
-        n += snprintf(key + n, sizeof key - (size_t)n, "|%zu ranks, %d here", p->ranks,
-                      comm_local_ranks(c->comm));
+        n += snprintf(key + n, sizeof key - (size_t)n, "|%zu ranks, %d here%s", p->ranks,
+                      comm_local_ranks(c->comm), c->fast_reduce ? ", fast" : "");
     }
     snprintf(path, PATH_MAX, "%s/profile-%016llx", c->cache,
              (unsigned long long)XXH3_64bits(key, least((size_t)n, sizeof key - 1)));
@@ -862,8 +868,19 @@ static int profile_devices(struct profile *p, struct costs *out, bool *cached, s
         return err->status;
     }
     int status = device_open(&p->host, &host, err);
-    if (!status) {
-        status = cached_or_measured(p, out, cached, err);
+    if (p->ranks > 1) {
+        comm_use_device(p->config->comm, p->dev);
+        comm_doing(p->config->comm, COMM_MAIN, "measuring");
+    }
+    status = status ? status : cached_or_measured(p, out, cached, err);
+    if (status && p->ranks > 1) {
+        return status; // what was begun may never end: it is left as it is
+    }
+    if (p->ranks > 1) {
+        comm_use_device(p->config->comm, NULL);
+        comm_doing(p->config->comm, COMM_MAIN, "");
+    }
+    if (p->host) {
         device_close(p->host);
     }
     device_close(p->dev);
@@ -882,8 +899,9 @@ int profile_measure(struct costs *out, const struct profile_config *config, bool
                         .piece_n = pieces + ranks};
     *out = (struct costs){0};
     *cached = false;
-    int status = pieces ? profile_devices(&p, out, cached, err)
+    int status = pieces ? together(&p, err) // fails where a rank is gone already
                         : error_set(err, STATUS_FAIL, "no memory for %zu ranks", ranks);
+    status = status ? status : profile_devices(&p, out, cached, err);
     free(pieces);
     if (status && ranks > 1) {
         comm_abort(config->comm, err->text); // the others wait for this one to measure

@@ -20,6 +20,7 @@ struct profile_config {
     const struct model *model; // one block: 2 units
     size_t B, T;
     struct comm *comm;    // the other ranks, which all call this; NULL: none
+    bool fast_reduce;     // gradients by comm_reduce (session.h)
     const char *cache;    // directory, or NULL: measure, and keep nothing
     const char *identity; // of the shape: part of the cache's file name, which also has the
                           // device's summary in it (hashed)

@@ -430,7 +430,7 @@ int report_plan(FILE *out, const struct plan *plan, const struct plan_problem *p
     if (!status) {
         fprintf(out, "plan: %s, predicted %s ms a step (%s tok/s), bound %s ms\n", plan->policy,
                 ms_text(p.step_s).s, number_text(ratio(tokens_of(plan), p.step_s), 0).s,
-                ms_text(plan_bound(problem)).s);
+                ms_text(fmin(plan_bound(problem), p.bound_s)).s);
         print_table(out, &table, plan);
         print_ranks(out, &table, plan);
         print_budgets(out, &p, &problem->budget);

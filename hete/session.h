@@ -35,6 +35,7 @@ struct session_config {
                               // copies go by the device's link
     struct comm *comm;        // the other ranks of the run; NULL: none. B, T and micro_batches are
                               // what this rank does of a step
+    bool fast_reduce;         // gradients by comm_reduce: outside the contract
     bool lanes;               // also where nothing is to overlap: steps are timed
 };
 
@@ -106,7 +107,7 @@ void session_losses(struct session *s, const int32_t *tokens, const int32_t *tar
                     float *losses);
 
 // Feeds the token at position pos (0, 1, ..) and gives the logits(Vp) of the next one. Positions
-// up to session_decode_limit can be remembered.
+// up to session_decode_limit can be remembered, of those that the model has.
 // Training in between forgets them.
 void session_decode(struct session *s, int32_t token, size_t pos, float *logits);
 size_t session_decode_limit(const struct session *s);

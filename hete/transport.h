@@ -18,7 +18,7 @@ struct transport {
     int (*gather)(struct comm *, void *x, const void *mine, const struct comm_pieces *,
                   struct error *);
     int (*share)(struct comm *, const void *mine, void *all, size_t bytes, struct error *);
-    int (*reduce)(struct comm *, float *sum, const float *x, const struct comm_pieces *,
+    int (*reduce)(struct comm *, void *sum, const void *x, const struct comm_pieces *,
                   struct error *);
     void (*use_device)(struct comm *, struct device *); // NULL: host memory
     // For a transport that leaves liveness to this one (comm_nccl.c). begin: an operation in which

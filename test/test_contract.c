@@ -70,7 +70,8 @@ static void step_through(const struct tiny *t, const struct scenario *c, struct 
         session_finish(t->s, o->step + done++);
         if (done == 2) {
             session_losses(t->s, c->batch, c->batch + t->tokens, o->losses);
-            for (size_t i = 0; i < session_decode_limit(t->s); i++) {
+            size_t limit = session_decode_limit(t->s), most = c->shape.max_seq;
+            for (size_t i = 0; i < limit && i < most; i++) {
                 session_decode(t->s, c->batch[i], i, o->logits);
             }
         }

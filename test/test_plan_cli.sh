@@ -372,7 +372,7 @@ case_plan_only_needs_neither_data_nor_machine() {
 # A cluster that nobody here has, and how throughput falls as GPUs grow.
 case_plan_only_answers_for_clusters() {
     local out=$scratch/out with=(-i "$scratch/no*.bin" --model gpt2:d48 -b 2 --dtype bf16
-        --plan-only --machine $machine)
+        --plan-only --machine "$machine")
     timeout 60 "$bin/train_gpt" "${with[@]}" --gpus 8 --nodes 16 -d 262144 >"$out" 2>"$scratch/err"
     grep -q '^128 GPUs, 8 on each of 16 machines' "$out"
     grep -q '^policy  *busy ms: .* host  *comm  *exposed ms: .* comm$' "$out"

@@ -238,8 +238,8 @@ static void auto_is_the_best_of_all_plans(void **state)
     uint64_t rng = test_seed();
     (void)state;
     check_optimal(&rng, 1, 60);
-    check_optimal(&rng, 2, 60);
-    check_optimal(&rng, 3, 16);
+    check_optimal(&rng, 2, 50);
+    check_optimal(&rng, 3, 8);
 }
 
 static void auto_is_the_best_of_all_plans_long(void **state)

@@ -182,7 +182,7 @@ struct other {
     struct comm comm;
     bool has_costs;    // in its cache
     struct costs mine; // what this rank has told it last
-    size_t barriers, scatters, gathers, shares;
+    size_t barriers, reductions, scatters, gathers, shares;
     bool lost;
 };
 
@@ -222,6 +222,15 @@ static int exchange(struct comm *c, void *stage, const void *x, const struct com
     return STATUS_OK;
 }
 
+static int reduce(struct comm *c, void *sum, const void *x, const struct comm_pieces *p,
+                  struct error *err)
+{
+    memcpy(sum, (const char *)x + p->first[0] * p->element, p->n[0] * p->element);
+    ((struct other *)c)->reductions++;
+    (void)err;
+    return STATUS_OK;
+}
+
 static int gather(struct comm *c, void *x, const void *mine, const struct comm_pieces *p,
                   struct error *err)
 {
@@ -244,10 +253,17 @@ static void give_up(struct comm *c, const char *why)
     ((struct other *)c)->has_costs = strstr(why, "gone");
 }
 
-static const struct transport transport = {.all_gather = ask_other,
+static void forget(struct comm *c, enum comm_thread thread, const char *text)
+{
+    assert_true(c && thread < COMM_THREADS && text);
+}
+
+static const struct transport transport = {.doing = forget,
+                                           .all_gather = ask_other,
                                            .barrier = meet,
                                            .exchange = exchange,
                                            .gather = gather,
+                                           .reduce = reduce,
                                            .share = share,
                                            .give_up = give_up};
 
@@ -266,9 +282,12 @@ static void ranks_agree_on_the_slowest(void **state)
         struct profile_config config =
             config_of(variant % 2 ? DTYPE_BF16 : DTYPE_FP32, variant / 2 ? 1 : 0);
         config.comm = &o.comm;
+        config.fast_reduce = variant == 3;
         measures(&c, &config, false);
+        assert_true((config.fast_reduce ? o.scatters : o.reductions) == 0);
         assert_true(c.scatter[0] > 0 && c.scatter[1] > 0 && c.gather[0] > 0 && c.gather[1] > 0);
-        assert_true(c.share > 0 && o.scatters >= 14 && o.gathers >= 14 && o.shares >= 7);
+        assert_true(c.share > 0 && o.scatters + o.reductions >= 14 && o.gathers >= 14 &&
+                    o.shares >= 7);
         assert_true(o.barriers >= 4); // all are at the same at the same time
         const double *mine = (const double *)&o.mine;
         for (const double *x = (const double *)&c; x < (const double *)(&c + 1); x++, mine++) {

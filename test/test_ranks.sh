@@ -85,6 +85,17 @@ refused() { # TEXT ARGUMENT...: of the second rank alone
     grep -q "$1" "$scratch/log"
 }
 
+# The library's own sums: near to ours, whatever is sharded.
+fast() { # DTYPE RELATIVE
+    local plan
+    train_gpt "${model[@]}" --dtype "$1" --steps 10 --out "$scratch/one" >/dev/null
+    for plan in '--zero 0' '--zero 2' '--policy zero-offload'; do
+        # shellcheck disable=SC2086 # words
+        ranks 3 --dtype "$1" --steps 10 --fast-reduce $plan
+        near "$scratch/one" "$scratch/out" "$2"
+    done
+}
+
 # Ranks share the batches of a validation, also where there is not one for each of them.
 validated() {
     local n plan
@@ -152,6 +163,8 @@ tap_case 'fp32: 1 to 4 ranks have the losses of one process' as_one fp32 1e-5
 tap_case 'bf16: 1 to 4 ranks have the losses of one process' as_one bf16 1e-3
 tap_case '2 ranks: the same bits under every plan' same_bits 2
 tap_case '3 ranks, bf16, one micro-batch: the same bits' same_bits 3 --dtype bf16 -d 96
+tap_case 'fp32: --fast-reduce' fast fp32 1e-5
+tap_case 'bf16: --fast-reduce' fast bf16 2e-3
 tap_case 'saved by 2 ranks, resumed by 2, 1, 3, 4' resumed
 tap_case 'validation is divided among 2, 3, 4 ranks' validated
 tap_case 'different options are refused, by name' refused 'lr' --lr 0.5

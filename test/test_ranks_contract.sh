@@ -18,13 +18,20 @@ fi
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # of Open MPI
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-plans() { # RANKS PLANS SEED
-    TEST_SEED=$3 CONTRACT_PLANS=$2 timeout -k 5 300 mpirun --oversubscribe -np "$1" "$program" \
+plans() { # RANKS PLANS SEED [PROGRAM]
+    local test=${4:-$program}
+    TEST_SEED=$3 CONTRACT_PLANS=$2 timeout -k 5 300 mpirun --oversubscribe -np "$1" "$test" \
         </dev/null >"$scratch/log" 2>&1 || {
         grep -e '^case' -e ERROR -e rank "$scratch/log" | tail -n 20
         return 1
     }
     [ "$(grep -c PASSED "$scratch/log")" -eq "$1" ]
+}
+
+# Over NCCL, executed on the CPU; what is raced for ends with status 86.
+cuda_plans() { # RANKS PLANS SEED
+    export TEST_DEVICE=cuda SIM_SCHEDULE=random SIM_SEED=$3 SIM_DEVICES=$1
+    plans "$@" "$CUDA_SIM/test/test_contract"
 }
 
 declared() { # RANKS SEED
@@ -44,5 +51,14 @@ for case in '2 60' '3 60' '4 25' '17 5'; do
 done
 for n in 2 3; do
     tap_case "$n ranks touch what they declare, TEST_SEED=$seed" declared "$n" "$seed"
+done
+for case in '2 6' '4 3'; do
+    read -r n count <<<"$case"
+    name="cuda: $n ranks, $count random plans from TEST_SEED=$seed on"
+    if [ -n "${CUDA_SIM-}" ]; then
+        tap_case "$name" cuda_plans "$n" "$count" "$seed"
+    else
+        tap_skip "$name" 'not built: no CUDA toolkit, NO_CUDA=1, SAN=... or CC=clang'
+    fi
 done
 tap_done

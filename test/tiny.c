@@ -61,6 +61,12 @@ const struct tiny_kind tiny_kinds[TINY_KINDS] = {
     {"bf16, 3 micro-batches", DTYPE_BF16, 3},
 };
 
+const char *test_device(void)
+{
+    const char *kind = getenv("TEST_DEVICE");
+    return kind ? kind : "cpu";
+}
+
 static void rank_is_gone(void *ctx, const struct error *err)
 {
     (void)ctx;
@@ -70,7 +76,7 @@ static void rank_is_gone(void *ctx, const struct error *err)
 
 struct comm *tiny_ranks(void)
 {
-    struct comm_config config = {.gone = rank_is_gone};
+    struct comm_config config = {.gone = rank_is_gone, .gpus = strcmp(test_device(), "cuda") == 0};
     struct comm *comm;
     struct error err;
     if (comm_open(&comm, &config, &err)) {
@@ -99,12 +105,6 @@ struct gpt_config tiny_config(const struct tiny_shape *shape)
                                .head_rows = shape->head_rows};
 }
 
-const char *test_device(void)
-{
-    const char *kind = getenv("TEST_DEVICE");
-    return kind ? kind : "cpu";
-}
-
 void tiny_open(struct tiny *t, const struct tiny_shape *shape)
 {
     struct gpt_config config = tiny_config(shape);
@@ -116,6 +116,7 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
                                    .padded_vocab = gpt_padded_vocab(&config)};
     struct device_config plain = device;
     plain.kind = "cpu";
+    device.index = shape->comm ? comm_gpu(shape->comm) : 0;
     device.memory = shape->memory;
     device.link = shape->link;
     struct session_config session = {.B = shape->B,
@@ -138,6 +139,10 @@ void tiny_open(struct tiny *t, const struct tiny_shape *shape)
         fail_msg("%s", err.text);
     }
     session.host = t->host;
+    if (shape->comm) {
+        comm_use_device(shape->comm, t->dev);
+    }
+    t->comm = shape->comm;
     if (session_open(&t->s, t->dev, &t->gpt.model, &session, &err)) {
         fail_msg("%s", err.text);
     }
@@ -162,6 +167,9 @@ size_t tiny_device_bytes(const struct tiny_shape *shape)
 void tiny_close(struct tiny *t)
 {
     session_close(t->s);
+    if (t->comm) {
+        comm_use_device(t->comm, NULL);
+    }
     device_close(t->dev);
     if (t->host) {
         device_close(t->host);

@@ -35,6 +35,7 @@ extern const struct tiny_kind tiny_kinds[TINY_KINDS];
 struct tiny {
     struct gpt gpt;
     struct device *dev, *host; // host: NULL without a plan
+    struct comm *comm;
     struct session *s;
     size_t elems;        // of all units, one behind the other, gaps included
     size_t tokens;       // of a step

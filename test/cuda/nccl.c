@@ -12,6 +12,7 @@
 //
 // SIM_NCCL_FAIL=N: the N-th group of this process ends in ncclRemoteError, as a cut network does.
 #include "test/cuda/nccl.h"
+#include "kernels/bf16.h"
 #include "test/cuda/host.h"
 
 #include <fcntl.h>
@@ -164,10 +165,14 @@ static void send(struct ncclComm *c, struct part *p)
     }
 }
 
-static void add(float *sum, const float *x, size_t n)
+static void add(void *sum, const void *x, size_t bytes, ncclDataType_t type)
 {
-    for (size_t i = 0; i < n; i++) {
-        sum[i] += x[i];
+    for (size_t i = 0; type == ncclFloat && i < bytes / sizeof(float); i++) {
+        ((float *)sum)[i] += ((const float *)x)[i];
+    }
+    for (size_t i = 0; type == ncclBfloat16 && i < bytes / sizeof(uint16_t); i++) {
+        uint16_t *to = (uint16_t *)sum + i;
+        *to = bf16_round(bf16_load(*to) + bf16_load(((const uint16_t *)x)[i]));
     }
 }
 
@@ -198,7 +203,7 @@ static void receive(struct ncclComm *c, struct part *p)
         }
         get(r, chunk, n);
         if (p->kind == PART_ADD) {
-            add((float *)p->p + p->done / sizeof(float), chunk, n / sizeof(float));
+            add((char *)p->p + p->done, chunk, n, p->type);
         } else {
             memcpy((char *)p->p + p->done, chunk, n);
         }
@@ -387,7 +392,7 @@ static ncclResult_t check(const char *call, struct ncclComm *c)
 
 static size_t bytes_of(size_t count, ncclDataType_t type)
 {
-    return type == ncclFloat ? 4 * count : count;
+    return type == ncclFloat ? 4 * count : type == ncclBfloat16 ? 2 * count : count;
 }
 
 // A call by itself is a group of one.

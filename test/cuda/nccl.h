@@ -29,7 +29,7 @@ typedef enum {
 } ncclResult_t;
 
 typedef enum { ncclSum } ncclRedOp_t;
-typedef enum { ncclInt8 = 0, ncclFloat = 7 } ncclDataType_t;
+typedef enum { ncclInt8 = 0, ncclFloat = 7, ncclBfloat16 = 9 } ncclDataType_t;
 
 typedef struct {
     int blocking; // 0: calls may return ncclInProgress
