@@ -228,7 +228,8 @@ $(TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 
 # Tests that need the CPU runtime: `make CUDA=sim sim-tests`.
 .PHONY: sim-tests
-sim-tests: $(SIM_TESTS) $(BUILD)/test/test_contract $(BUILD)/test/test_comm $(BIN)/train_gpt $(BIN)/tokenize
+sim-tests: $(SIM_TESTS) $(BUILD)/test/test_contract $(BUILD)/test/test_comm $(BIN)/train_gpt \
+           $(BIN)/tokenize
 $(BUILD)/test/cuda/test_kernel: $(BUILD)/test/cuda/planted.o
 $(SIM_TESTS): %: %.o $(TEST_OBJ) $(LIB_OBJ)
 	@echo '  LD  $@'

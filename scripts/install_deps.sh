@@ -30,7 +30,8 @@ esac
 # A probe looks for what is used, not for the package, so that other systems are judged rightly too.
 have_command() { command -v "$1" >/dev/null; }
 have_header() {
-    echo "#include <$1>" | "${2:-cc}" -DPCRE2_CODE_UNIT_WIDTH=8 -fopenmp -E - >/dev/null 2>&1
+    # shellcheck disable=SC2086 # a command with its options
+    echo "#include <$1>" | ${2:-cc} -DPCRE2_CODE_UNIT_WIDTH=8 -fopenmp -E - >/dev/null 2>&1
 }
 have_library() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q "$1"; }
 have_mpi() { pkg-config --exists ompi-c 2>/dev/null || have_command mpicc; }
@@ -81,6 +82,14 @@ if [[ " $groups " == *' cuda '* ]]; then
         exit 1
     fi
     need cuda g++ have_command g++
+    # For several GPUs. Some toolkits hold it; NVIDIA's and Debian's non-free packages do.
+    if [ ! -e "$toolkit/include/nccl.h" ] && ! have_header nccl.h "cc -I$toolkit/include"; then
+        if apt-cache show libnccl-dev >/dev/null 2>&1; then
+            missing+=(libnccl-dev)
+        else
+            echo 'no NCCL: no more than one GPU. https://developer.nvidia.com/nccl has it' >&2
+        fi
+    fi
 fi
 
 [ ${#missing[@]} -eq 0 ] && exit 0
