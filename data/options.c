@@ -149,7 +149,8 @@ static const struct option_row table[] = {
     SWITCH("plan-only", NULL, plan_only, false,
            "no training: print what every policy would need and how fast it would be"),
     ROW("zero", "z", OPTION_INT, "N", NULL, "the planner's", 0, 3, zero, true, false,
-        "ZeRO stage of optimizers on the device, with several ranks; 1 and 2 are the same here"),
+        "ZeRO stage, with several ranks; 1 and 2 are the same here; at every stage, what has its "
+        "optimizer on the host is sharded"),
     INT("gpus", NULL, gpus, "1", 1, 1024, false, "GPUs of each machine, for --plan-only"),
     INT("nodes", NULL, nodes, "1", 1, 1024, false, "machines, for --plan-only"),
     CHOICE("format", NULL, format, formats, "text", false, "of what --plan-only prints"),

@@ -75,9 +75,10 @@ struct plan_problem {
     enum dtype dtype;
     size_t B, T, micro_batches; // of one rank
     size_t ranks;               // 0: 1
-    // The ZeRO stage of units whose optimizer is on the device: exactly 0, 1 or 2 (the same here),
-    // or 3 (unit 0: as 2, for it is never streamed). -1: the search's choice, a policy's own. With
-    // one rank it means nothing.
+    // The ZeRO stage. 0: nothing is sharded but what has its optimizer on the host; 1 and 2, the
+    // same here: all optimizers, and parameters as the search likes of host optimizers, else
+    // resident; 3: every block is streamed, too. -1: the search's choice, a policy's own. With one
+    // rank it means nothing.
     int zero;
     bool hold_updates;
     bool speculate;            // plans may: only auto does

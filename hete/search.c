@@ -83,6 +83,7 @@ void search_open(struct search *s, const struct plan_problem *problem, struct er
     s->plain.speculate = false;
     s->plain.ranks = problem->ranks > 1 ? problem->ranks : 1;
     s->problem = &s->plain;
+    s->all_stream = s->plain.ranks > 1 && problem->zero == 3;
     s->autohete_zero = problem->zero < 0 ? 3 : problem->zero;
     plan_shape(&s->shape, problem);
     if (s->plain.ranks > 1 && problem->model->units <= PLAN_UNITS_MAX) {
@@ -334,17 +335,18 @@ void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const
     plan_resident(plan, problem->model, problem->B, problem->T, problem->micro_batches,
                   problem->hold_updates);
     size_t last = problem->model->units - 1;
-    size_t streamed = c->n_stream + (c->zero == 3 ? c->n_device : 0);
     bool several = problem->ranks > 1;
+    size_t streamed = c->all_stream ? last : c->n_stream + (c->zero == 3 ? c->n_device : 0);
     plan->ranks = several ? problem->ranks : 1;
     plan->unit[0].host_optimizer = c->embed_on_host;
     plan->unit[0].shard = several && (c->embed_on_host || c->embed_shard);
     for (size_t u = 1; u <= last; u++) {
         bool host = u > c->n_device;
-        plan->unit[u] = (struct unit_plan){.recompute = u <= c->n_recompute,
-                                           .stream = host ? streams(c, u, last) : c->zero == 3,
-                                           .host_optimizer = host,
-                                           .shard = several && (host || c->zero > 0)};
+        plan->unit[u] =
+            (struct unit_plan){.recompute = u <= c->n_recompute,
+                               .stream = host ? c->all_stream || streams(c, u, last) : c->zero == 3,
+                               .host_optimizer = host,
+                               .shard = several && (host || c->zero > 0)};
     }
     plan->early_adam = c->early_adam && !problem->hold_updates;
     plan->speculate =
@@ -434,7 +436,7 @@ static struct known *known_for(struct search *s, const struct choice *c)
         if (k->like.embed_on_host == c->embed_on_host && k->like.early_adam == c->early_adam &&
             k->like.slots == c->slots && k->like.grad_buffers == c->grad_buffers &&
             k->like.slices == c->slices && k->like.zero == c->zero &&
-            k->like.embed_shard == c->embed_shard) {
+            k->like.all_stream == c->all_stream && k->like.embed_shard == c->embed_shard) {
             return k;
         }
     }
@@ -532,8 +534,10 @@ static size_t slices_for(const struct plan_problem *problem)
 
 struct choice search_usual(const struct search *s, bool lean)
 {
-    return (struct choice){
-        .slots = lean ? 1 : 2, .grad_buffers = lean ? 1 : 2, .slices = slices_for(s->problem)};
+    return (struct choice){.all_stream = s->all_stream,
+                           .slots = lean ? 1 : 2,
+                           .grad_buffers = lean ? 1 : 2,
+                           .slices = slices_for(s->problem)};
 }
 
 void choose_stage(struct choice *c, const struct plan_problem *problem, size_t zero)
@@ -877,6 +881,7 @@ double search_bound(struct search *s)
         for (size_t i = 0; i < 9; i++) {
             bool host = i / 3 == 0, shard = i / 3 == 1;
             struct choice c = {.embed_on_host = host,
+                               .all_stream = s->all_stream,
                                .embed_shard = shard,
                                .zero = stages[i % 3],
                                .early_adam = true, // the fewest bytes, where it is allowed

@@ -119,6 +119,7 @@ static void the_bound_is_the_least(void **state)
         double bound = search_bound(&s);
         for (size_t i = 0; i < 9 * PLAN_SLOTS_MAX; i++) {
             struct choice c = {.early_adam = true, .grad_buffers = 1, .slices = 1};
+            c.all_stream = s.all_stream;
             c.slots = 1 + i / 9;
             c.zero = (size_t)stages[i % 3];
             c.embed_on_host = i % 9 / 3 == 0;
@@ -297,6 +298,9 @@ static void stages_are_what_they_are(void **state)
         }
         for (size_t u = 0; u < plan.units; u++) {
             const struct unit_plan *d = plan.unit + u;
+            if (r.problem.zero == 3) {
+                assert_int_equal(d->stream, u > 0);
+            }
             if (!d->host_optimizer) {
                 assert_int_equal(d->shard, r.problem.zero > 0);
                 assert_int_equal(d->stream, u > 0 && r.problem.zero == 3);
