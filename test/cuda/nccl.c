@@ -165,6 +165,11 @@ static void send(struct ncclComm *c, struct part *p)
     }
 }
 
+static size_t bytes_of(size_t count, ncclDataType_t type)
+{
+    return type == ncclFloat ? 4 * count : type == ncclBfloat16 ? 2 * count : count;
+}
+
 static void add(void *sum, const void *x, size_t bytes, ncclDataType_t type)
 {
     for (size_t i = 0; type == ncclFloat && i < bytes / sizeof(float); i++) {
@@ -197,7 +202,7 @@ static void receive(struct ncclComm *c, struct part *p)
         size_t n = p->bytes - p->done, there = waiting(r);
         n = n < sizeof chunk ? n : sizeof chunk;
         n = n < there ? n : there;
-        n -= p->kind == PART_ADD ? n % sizeof(float) : 0;
+        n -= p->kind == PART_ADD ? n % bytes_of(1, p->type) : 0; // whole ones are added
         if (n == 0) {
             break;
         }
@@ -388,11 +393,6 @@ static ncclResult_t check(const char *call, struct ncclComm *c)
         return misuse(call, "the communicator is at something else: ncclInProgress");
     }
     return c->error;
-}
-
-static size_t bytes_of(size_t count, ncclDataType_t type)
-{
-    return type == ncclFloat ? 4 * count : type == ncclBfloat16 ? 2 * count : count;
 }
 
 // A call by itself is a group of one.
