@@ -3,12 +3,12 @@
 // (meet.h).
 //
 // The lane's operations are queued on the device's own stream for them and return; what they read
-// and write is in order there. Exchange and gather are a group of messages between pairs of ranks:
-// the bytes of a reduce-scatter and of an all-gather, and nothing is added up in an order of
-// NCCL's. The two communicators, of the lane and of the main thread, may have operations under way
-// at once, in an order that is not the same on all ranks. That is safe as long as the kernels of
-// both find room on a GPU, so the main thread's take one block. Connections between ranks are made
-// while opening: making one later would wait for ranks that may be waiting for this one.
+// and write is in order there. An exchange is a group of messages between pairs of ranks: the bytes
+// of a reduce-scatter, with nothing added up in an order of NCCL's. The two communicators, of the
+// lane and of the main thread, may have operations under way at once, in an order that is not the
+// same on all ranks. That is safe as long as the kernels of both find room on a GPU, so the main
+// thread's take one block. Connections between ranks are made while opening: making one later would
+// wait for ranks that may be waiting for this one.
 //
 // Communicators do not block the calling thread: whatever it waits for, it looks whether a rank is
 // gone. One that has failed is aborted, never destroyed, which would wait.
@@ -204,83 +204,82 @@ static int end(struct nccl *n, ncclResult_t result, const char *what, struct err
     return n->dev ? STATUS_OK : done(n, n->stream, what, 0, err);
 }
 
-// Messages with all others, in one group: `out` to each, `in` from each; empty ones are none.
-struct message {
-    char *p;
-    size_t bytes;
-};
-typedef struct message (*place_fn)(const struct nccl *, const struct comm_pieces *, char *x,
-                                   int peer);
+static char *piece(const struct comm_pieces *p, const void *x, int rank)
+{
+    return (char *)(uintptr_t)x + p->first[rank] * p->element;
+}
 
-struct flow {
-    char *x;
-    place_fn place;
-};
-
-static ncclResult_t send_and_receive(struct nccl *n, const struct flow *out, const struct flow *in,
+// Messages with all others, in one group; empty ones are none.
+static ncclResult_t send_and_receive(struct nccl *n, char *stage, const char *x,
                                      const struct comm_pieces *p)
 {
+    int rank = n->comm.rank, ranks = n->comm.ranks;
+    size_t mine = p->n[rank] * p->element;
     cudaStream_t stream = lane_stream(n);
     ncclResult_t result = ncclGroupStart();
-    for (int round = 1; round < n->comm.ranks && result == ncclSuccess; round++) {
-        int to = (n->comm.rank + round) % n->comm.ranks;
-        int from = (n->comm.rank + n->comm.ranks - round) % n->comm.ranks;
-        struct message mine = out->place(n, p, out->x, to);
-        struct message theirs = in->place(n, p, in->x, from);
-        if (mine.bytes > 0) {
-            result = ncclSend(mine.p, mine.bytes, ncclInt8, to, n->lane, stream);
+    for (int round = 1; round < ranks && result == ncclSuccess; round++) {
+        int to = (rank + round) % ranks, from = (rank + ranks - round) % ranks;
+        size_t theirs = p->n[to] * p->element;
+        if (theirs > 0) {
+            result = ncclSend(piece(p, x, to), theirs, ncclInt8, to, n->lane, stream);
         }
-        if (theirs.bytes > 0 && result == ncclSuccess) {
-            result = ncclRecv(theirs.p, theirs.bytes, ncclInt8, from, n->lane, stream);
+        if (mine > 0 && result == ncclSuccess) {
+            char *at = stage + (size_t)from * mine;
+            result = ncclRecv(at, mine, ncclInt8, from, n->lane, stream);
         }
     }
     ncclResult_t closed = ncclGroupEnd();
     return result == ncclSuccess ? closed : result;
 }
 
-// Where rank i's piece of x lies.
-static struct message piece(const struct nccl *n, const struct comm_pieces *p, char *x, int i)
-{
-    (void)n;
-    return (struct message){x + p->first[i] * p->element, p->n[i] * p->element};
-}
-
-// What rank i sends, among what all send.
-static struct message staged(const struct nccl *n, const struct comm_pieces *p, char *stage, int i)
-{
-    size_t bytes = p->n[n->comm.rank] * p->element;
-    return (struct message){stage + (size_t)i * bytes, bytes};
-}
-
-static struct message own(const struct nccl *n, const struct comm_pieces *p, char *mine, int peer)
-{
-    (void)peer;
-    return (struct message){mine, p->n[n->comm.rank] * p->element};
-}
-
 static int exchange(struct comm *c, void *stage, const void *x, const struct comm_pieces *p,
                     struct error *err)
 {
     struct nccl *n = (struct nccl *)c;
-    struct flow out = {(char *)(uintptr_t)x, piece}, in = {stage, staged};
-    struct message from = piece(n, p, out.x, c->rank), to = staged(n, p, stage, c->rank);
+    size_t mine = p->n[c->rank] * p->element;
+    char *own = (char *)stage + (size_t)c->rank * mine;
     if (begin(n, COMM_LANE, err) ||
-        copy(n, to.p, from.p, to.bytes, lane_stream(n), "exchange", err)) {
+        copy(n, own, piece(p, x, c->rank), mine, lane_stream(n), "exchange", err)) {
         return err->status;
     }
-    return end(n, send_and_receive(n, &out, &in, p), "exchange", err);
+    return end(n, send_and_receive(n, stage, x, p), "exchange", err);
 }
 
+// Pieces of one size that lie side by side, in the order of the ranks.
+static bool is_even(const struct comm *c, const struct comm_pieces *p)
+{
+    bool even = true;
+    for (int i = 1; i < c->ranks; i++) {
+        even = even && p->n[i] == p->n[0] && p->first[i] == p->first[0] + (size_t)i * p->n[0];
+    }
+    return even && p->n[0] > 0;
+}
+
+// NCCL's own, which sends over the network once what several GPUs of a machine want; nothing is
+// added up.
 static int gather(struct comm *c, void *x, const void *mine, const struct comm_pieces *p,
                   struct error *err)
 {
     struct nccl *n = (struct nccl *)c;
-    struct flow out = {(char *)(uintptr_t)mine, own}, in = {x, piece};
-    struct message to = piece(n, p, x, c->rank);
-    if (begin(n, COMM_LANE, err) || copy(n, to.p, mine, to.bytes, lane_stream(n), "gather", err)) {
+    cudaStream_t stream = lane_stream(n);
+    if (begin(n, COMM_LANE, err)) {
         return err->status;
     }
-    return end(n, send_and_receive(n, &out, &in, p), "gather", err);
+    if (is_even(c, p)) {
+        size_t bytes = p->n[0] * p->element;
+        return end(n, ncclAllGather(mine, piece(p, x, 0), bytes, ncclInt8, n->lane, stream),
+                   "gather", err);
+    }
+    ncclResult_t result = ncclGroupStart();
+    for (int root = 0; root < c->ranks && result == ncclSuccess; root++) {
+        char *at = piece(p, x, root);
+        if (p->n[root] > 0) {
+            result = ncclBroadcast(root == c->rank ? mine : at, at, p->n[root] * p->element,
+                                   ncclInt8, root, n->lane, stream);
+        }
+    }
+    ncclResult_t closed = ncclGroupEnd();
+    return end(n, result == ncclSuccess ? closed : result, "gather", err);
 }
 
 // Through device memory, as much at once as there is room for.
@@ -310,16 +309,6 @@ static int share(struct comm *c, const void *mine, void *all, size_t bytes, stru
     return end(n, ncclSuccess, "share", err);
 }
 
-// Pieces of one size that lie side by side, in the order of the ranks.
-static bool is_even(const struct comm *c, const struct comm_pieces *p)
-{
-    bool even = true;
-    for (int i = 1; i < c->ranks; i++) {
-        even = even && p->n[i] == p->n[0] && p->first[i] == p->first[0] + (size_t)i * p->n[0];
-    }
-    return even && p->n[0] > 0;
-}
-
 static int reduce(struct comm *c, void *sum, const void *x, const struct comm_pieces *p,
                   struct error *err)
 {
@@ -330,16 +319,15 @@ static int reduce(struct comm *c, void *sum, const void *x, const struct comm_pi
         return err->status;
     }
     if (is_even(c, p)) {
-        const char *first = (const char *)x + p->first[0] * p->element;
-        return end(n, ncclReduceScatter(first, sum, p->n[0], type, ncclSum, n->lane, stream),
+        return end(n,
+                   ncclReduceScatter(piece(p, x, 0), sum, p->n[0], type, ncclSum, n->lane, stream),
                    "reduction", err);
     }
     ncclResult_t result = ncclGroupStart();
     for (int root = 0; root < c->ranks && result == ncclSuccess; root++) {
         if (p->n[root] > 0) {
-            result = ncclReduce((const char *)x + p->first[root] * p->element,
-                                root == c->rank ? sum : NULL, p->n[root], type, ncclSum, root,
-                                n->lane, stream);
+            result = ncclReduce(piece(p, x, root), root == c->rank ? sum : NULL, p->n[root], type,
+                                ncclSum, root, n->lane, stream);
         }
     }
     ncclResult_t closed = ncclGroupEnd();
@@ -657,8 +645,7 @@ static int connect_all(struct nccl *n, double until, struct error *err)
         count[i] = 1;
     }
     struct comm_pieces p = {1, first, count};
-    struct flow out = {n->lane_bounce, own}, in = {n->lane_bounce + c->ranks, piece};
-    ncclResult_t result = send_and_receive(n, &out, &in, &p);
+    ncclResult_t result = send_and_receive(n, n->lane_bounce + c->ranks, n->lane_bounce, &p);
     if (queued(n, n->lane, result, "the first messages", until, err)) {
         return err->status;
     }
@@ -720,6 +707,7 @@ int comm_nccl_open(struct comm **out, struct comm *base, const struct comm_confi
     n->caller = pthread_self();
     n->base = base;
     n->small = base == NULL;
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0); // those of collectives; connect_all makes the others
     find_place(&mine, launch);
     make_ids(&ids);
     static_assert(sizeof mine <= MEET_WORDS_MAX && sizeof ids <= MEET_DATA_MAX, "what ranks tell");
