@@ -707,6 +707,7 @@ int comm_nccl_open(struct comm **out, struct comm *base, const struct comm_confi
     n->caller = pthread_self();
     n->base = base;
     n->small = base == NULL;
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0); // those of collectives; connect_all makes the others
     find_place(&mine, launch);
     make_ids(&ids);
     static_assert(sizeof mine <= MEET_WORDS_MAX && sizeof ids <= MEET_DATA_MAX, "what ranks tell");

@@ -202,7 +202,7 @@ static void receive(struct ncclComm *c, struct part *p)
         size_t n = p->bytes - p->done, there = waiting(r);
         n = n < sizeof chunk ? n : sizeof chunk;
         n = n < there ? n : there;
-        n -= p->kind == PART_ADD ? n % bytes_of(1, p->type) : 0;
+        n -= p->kind == PART_ADD ? n % bytes_of(1, p->type) : 0; // whole ones are added
         if (n == 0) {
             break;
         }
