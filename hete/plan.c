@@ -139,6 +139,7 @@ static void try_policy(struct search *s, const struct policy *policy, double rat
             choose_stage(&c, s->problem, policy->zero);
             c.n_recompute = recompute ? blocks_of(s) : 0;
             policy->choose(&c, s, ratio);
+            c.n_stream = s->all_stream ? blocks_of(s) - c.n_device : c.n_stream;
             any |= search_try_choice(s, &c, policy->handicap);
         }
     }
@@ -256,7 +257,9 @@ static void run_searches(struct search *s)
     double best_s = s->best_s;
     s->best_s = INFINITY; // or it would stop before it has found what it finds alone
     search_autohete(s);
-    if (s->plain.zero == s->autohete_zero || s->plain.ranks <= 1) {
+    bool its_own = s->plain.ranks <= 1 || s->plain.zero == s->autohete_zero;
+    if (its_own && s->autohete_s == INFINITY) { // the first of stage 3
+
         s->autohete = s->best;
         s->autohete_s = s->best_s;
     }
@@ -275,15 +278,16 @@ static void run_policies(struct search *s)
 }
 
 // The search, and what each policy would choose; where the ZeRO stage is free, for each stage as if
-// it were asked for, and what a mix of them gains.
+// it were asked for (3 also with resident blocks of the host), and what a mix of them gains.
 static void run_auto(struct search *s, bool with_policies)
 {
-    static const int stages[] = {0, 2, 3};
+    static const int stages[] = {0, 2, 3, 3};
     bool free_stage = s->plain.ranks > 1 && s->plain.zero < 0;
     struct plan best;
     double best_s = INFINITY;
     for (size_t i = 0; i < (free_stage ? COUNT(stages) : 1); i++) {
         s->plain.zero = free_stage ? stages[i] : s->plain.zero;
+        s->all_stream = free_stage ? i == 3 : s->all_stream;
         s->best_s = INFINITY;
         run_searches(s);
         if (with_policies) {
@@ -295,6 +299,7 @@ static void run_auto(struct search *s, bool with_policies)
     }
     if (free_stage) {
         s->plain.zero = -1;
+        s->all_stream = false;
         search_mix(s);
     }
 }

@@ -336,17 +336,16 @@ void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const
                   problem->hold_updates);
     size_t last = problem->model->units - 1;
     bool several = problem->ranks > 1;
-    size_t streamed = c->all_stream ? last : c->n_stream + (c->zero == 3 ? c->n_device : 0);
+    size_t streamed = c->n_stream + (c->zero == 3 ? c->n_device : 0);
     plan->ranks = several ? problem->ranks : 1;
     plan->unit[0].host_optimizer = c->embed_on_host;
     plan->unit[0].shard = several && (c->embed_on_host || c->embed_shard);
     for (size_t u = 1; u <= last; u++) {
         bool host = u > c->n_device;
-        plan->unit[u] =
-            (struct unit_plan){.recompute = u <= c->n_recompute,
-                               .stream = host ? c->all_stream || streams(c, u, last) : c->zero == 3,
-                               .host_optimizer = host,
-                               .shard = several && (host || c->zero > 0)};
+        plan->unit[u] = (struct unit_plan){.recompute = u <= c->n_recompute,
+                                           .stream = host ? streams(c, u, last) : c->zero == 3,
+                                           .host_optimizer = host,
+                                           .shard = several && (host || c->zero > 0)};
     }
     plan->early_adam = c->early_adam && !problem->hold_updates;
     plan->speculate =
@@ -436,7 +435,7 @@ static struct known *known_for(struct search *s, const struct choice *c)
         if (k->like.embed_on_host == c->embed_on_host && k->like.early_adam == c->early_adam &&
             k->like.slots == c->slots && k->like.grad_buffers == c->grad_buffers &&
             k->like.slices == c->slices && k->like.zero == c->zero &&
-            k->like.all_stream == c->all_stream && k->like.embed_shard == c->embed_shard) {
+            k->like.embed_shard == c->embed_shard) {
             return k;
         }
     }
@@ -534,10 +533,8 @@ static size_t slices_for(const struct plan_problem *problem)
 
 struct choice search_usual(const struct search *s, bool lean)
 {
-    return (struct choice){.all_stream = s->all_stream,
-                           .slots = lean ? 1 : 2,
-                           .grad_buffers = lean ? 1 : 2,
-                           .slices = slices_for(s->problem)};
+    return (struct choice){
+        .slots = lean ? 1 : 2, .grad_buffers = lean ? 1 : 2, .slices = slices_for(s->problem)};
 }
 
 void choose_stage(struct choice *c, const struct plan_problem *problem, size_t zero)
@@ -583,7 +580,8 @@ static void each_choice(struct search *s, struct choice c, size_t by, choice_fn 
     size_t blocks = s->problem->model->units - 1;
     for (c.n_device = 0; c.n_device <= blocks; c.n_device = next(c.n_device, by, blocks)) {
         size_t on_host = blocks - c.n_device;
-        for (c.n_stream = 0; c.n_stream <= on_host; c.n_stream = next(c.n_stream, by, on_host)) {
+        c.n_stream = s->all_stream ? on_host : 0;
+        for (; c.n_stream <= on_host; c.n_stream = next(c.n_stream, by, on_host)) {
             struct estimate e;
             recompute_least(s, &c, &e);
             if (s->status) {
@@ -835,7 +833,8 @@ static double least_streaming(struct search *s, struct choice c, double least)
     size_t on_host = s->problem->model->units - 1 - c.n_device;
     size_t low = c.slots + 2 < on_host ? c.slots + 2 : on_host, high = on_host;
     struct estimate e;
-    for (c.n_stream = 0; c.n_stream <= low; c.n_stream++) {
+    low = s->all_stream ? on_host : low;
+    for (c.n_stream = s->all_stream ? low : 0; c.n_stream <= low; c.n_stream++) {
         recompute_least(s, &c, &e);
         least = e.over <= 0 ? fmin(least, e.busiest_s) : least;
     }
@@ -881,7 +880,6 @@ double search_bound(struct search *s)
         for (size_t i = 0; i < 9; i++) {
             bool host = i / 3 == 0, shard = i / 3 == 1;
             struct choice c = {.embed_on_host = host,
-                               .all_stream = s->all_stream,
                                .embed_shard = shard,
                                .zero = stages[i % 3],
                                .early_adam = true, // the fewest bytes, where it is allowed

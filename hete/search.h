@@ -48,7 +48,7 @@ struct search {
     // Once auto has searched: what autohete would find; INFINITY: nothing, or it is not known.
     struct plan autohete;
     double autohete_s;
-    bool all_stream;             // is what every choice has: stage 3 is asked for
+    bool all_stream;             // ZeRO stage 3 is asked for: no choice has resident blocks
     int autohete_zero;           // the ZeRO stage that it has with this problem
     double last_s;               // of the plan tried last; INFINITY: it was not simulated
     size_t simulations, written; // plans simulated; operations of plans that were written down
@@ -94,7 +94,6 @@ struct choice {
     bool embed_on_host, early_adam;
     size_t zero;                        // with one rank 0
     bool embed_shard;                   // where it is not on the host, which implies it
-    bool all_stream;                    // the others too, whatever n_stream says
     size_t slots, grad_buffers, slices; // where there is something to use them for
 };
 void plan_of_choice(struct plan *plan, const struct plan_problem *problem, const struct choice *c);

@@ -121,7 +121,6 @@ struct choice random_choice(uint64_t *rng, const struct search *s)
     if (s->problem->ranks > 1) {
         static const size_t stages[] = {0, 2, 3};
         c.zero = stages[rng_below(rng, 3)];
-        c.all_stream = rng_below(rng, 4) == 0;
         c.embed_shard = !c.embed_on_host && rng_below(rng, 2);
     }
     return c;

@@ -119,7 +119,6 @@ static void the_bound_is_the_least(void **state)
         double bound = search_bound(&s);
         for (size_t i = 0; i < 9 * PLAN_SLOTS_MAX; i++) {
             struct choice c = {.early_adam = true, .grad_buffers = 1, .slices = 1};
-            c.all_stream = s.all_stream;
             c.slots = 1 + i / 9;
             c.zero = (size_t)stages[i % 3];
             c.embed_on_host = i % 9 / 3 == 0;
@@ -131,7 +130,8 @@ static void the_bound_is_the_least(void **state)
                 continue;
             }
             for (c.n_device = 0; c.n_device <= blocks; c.n_device++) {
-                for (c.n_stream = 0; c.n_stream <= blocks - c.n_device; c.n_stream++) {
+                c.n_stream = zero == 3 ? blocks - c.n_device : 0;
+                for (; c.n_stream <= blocks - c.n_device; c.n_stream++) {
                     for (c.n_recompute = 0; c.n_recompute <= blocks; c.n_recompute++) {
                         search_estimate(&s, &c, &e);
                         least = e.over <= 0 ? fmin(least, e.busiest_s) : least;
