@@ -168,7 +168,8 @@ static int take_cores(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
-// A signal may reach some ranks only, and at different times: they stop after the same step.
+// A signal may reach some ranks only, and at different times: they stop after the same step. While
+// steps are in flight it is their result that tells.
 static int agree_to_stop(struct run *run, struct error *err)
 {
     struct {
@@ -1369,6 +1370,12 @@ static bool accept_update(void *ctx, double loss, double norm)
     return !a->skip;
 }
 
+static bool stop_asked(void *ctx)
+{
+    (void)ctx;
+    return stop_signal != 0;
+}
+
 // On an error the data stays where it was, so that a checkpoint is still right.
 static int next_batch(struct run *run, struct error *err)
 {
@@ -1450,6 +1457,7 @@ static int start_step(struct run *run, struct error *err)
         .guard = !o->no_guard,
         .step = run->updates,
         .accept = accept_update,
+        .stop = stop_asked,
         .ctx = asked,
     };
     if (session_in_flight(run->session) == 0) {
@@ -1478,6 +1486,7 @@ static int finish_step(struct run *run, struct error *err)
     double ms = 1e3 * clock_s() - run->finished_ms, tokens = (double)o->total_batch;
     run->finished_ms += ms;
     run->updates += r.updated;
+    run->stop = run->stop || r.stop;
     if (asked->skip) {
         log_clear_bar(&run->log);
         fprintf(run->say, "step %llu skipped: z-score of loss %.2f, of norm %.2f\n",
@@ -1582,10 +1591,13 @@ static int train(struct run *run, struct error *err)
 {
     int status = STATUS_OK;
     run->started = run->saved = run->step;
-    while (status == STATUS_OK && !(status = agree_to_stop(run, err))) {
+    while (status == STATUS_OK) {
         if (session_in_flight(run->session) > 0) {
             status = train_step(run, err);
             continue;
+        }
+        if ((status = agree_to_stop(run, err))) {
+            break;
         }
         bool stop = run->step >= run->steps || run->stop;
         if (run->saves && run->step > run->saved && (due(run, run->o.checkpoint_every) || stop)) {

@@ -841,8 +841,9 @@ void execute_late(const struct executor *e, uint64_t first, uint64_t *late, uint
     for (uint64_t step = first; step < e->next_step; step++) {
         for (size_t i = 0; i < e->graph->n_ops; i++) {
             const struct record *r = record_of(e, step * e->graph->n_ops + i);
-            *late += r->late;
-            *paced += r->paced;
+            bool alone = e->graph->ops[i].lane != LANE_COMM;
+            *late += alone && r->late;
+            *paced += alone && r->paced;
         }
     }
 }

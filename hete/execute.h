@@ -61,7 +61,8 @@ size_t execute_timings(const struct executor *e, struct timing *timings, size_t 
 #define EXECUTE_KEPT_STEPS ((size_t)16)
 
 // Of the steps that execute_timings gives, from number `first` on: operations that ended later than
-// their pace, and all that had one.
+// their pace, and all that had one; without those of LANE_COMM, which end when the slowest rank has
+// done its part.
 void execute_late(const struct executor *e, uint64_t first, uint64_t *late, uint64_t *paced);
 
 #endif

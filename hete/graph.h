@@ -69,7 +69,7 @@ enum buffer_kind {
     BUF_HOST_CHUNKS, // fp32 sums of squares of chunks of the gradient. index: unit, sliced
     BUF_HOST_LOSSES, // index: micro-batch
     BUF_HOST_TOKENS, // of steps in flight: written before a step starts, so in no access
-    BUF_SHARED,      // of each rank: sum of its losses, sums of squares of its pieces of gradients
+    BUF_SHARED,      // numbers of each rank, for all
     BUF_SCALE,       // what the update is scaled by, and whether it happens
     BUF_TOKEN,       // no bytes: accessed by operations that a policy keeps apart
     BUFFER_KINDS

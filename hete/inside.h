@@ -52,7 +52,7 @@ struct session {
     double *pace;           // by operation of the training step; NULL: not paced
     double *work;           // costs_of_graph of the training step; NULL without training
     struct timing *timings; // room for EXECUTE_KEPT_STEPS steps; NULL where they run serially
-    double *sums;           // over the ranks: of losses, then of squares of each unit's gradient
+    double *sums;           // over the ranks, of what each shares (step.h)
     void *host_logits;      // Vp, in the device's dtype
     // By unit and slice: its state on the host and its spare have changed places.
     bool (*swapped)[PLAN_SLICES_MAX];

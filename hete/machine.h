@@ -48,7 +48,7 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 //     exchange  max((g - 1) (gpu_link_latency + S/N / gpu_link),
 //                   (N - g) (network_latency + S/N / (network / g)))
 //     gather    max((N - 1) (gpu_link_latency + S/N / gpu_link),
-//                   (N - 1) (network_latency + S/N / network))      the latter with several machines
+//                   (N - 1) (network_latency + S/N / network))       the latter: several machines
 //
 // (bytes: Thakur, Rabenseifner, Gropp 2005, pairwise exchange and ring.) The sum of a scatter then
 // reads N pieces and writes one. Trees have fewer latencies; small messages are where this is too

@@ -290,23 +290,25 @@ static double unit_norm(const struct session *s, size_t u)
 }
 
 // What one rank has to share: of one rank alone, all there is.
-static void sum_up(const struct session *s, double *out)
+static void sum_up(const struct session *s, uint64_t step, double *out)
 {
-    out[0] = sum_of_losses(s);
+    const struct session_update *up = &s->flight[step % IN_FLIGHT].update;
+    out[SHARED_LOSS] = sum_of_losses(s);
+    out[SHARED_STOP] = up->stop && up->stop(up->ctx);
     for (size_t u = 0; u < s->model->units; u++) {
-        out[1 + u] = unit_norm(s, u);
+        out[SHARED_NORMS + u] = unit_norm(s, u);
     }
 }
 
-static int share(struct session *s, struct error *err)
+static int share(struct session *s, uint64_t step, struct error *err)
 {
-    size_t n = 1 + s->model->units;
+    size_t n = step_shared(&s->shape);
     double *all = (double *)at(s, BUF_SHARED, 0), *mine = all + s->shape.rank * n;
-    sum_up(s, mine);
+    sum_up(s, step, mine);
     return comm_share(s->config.comm, mine, all, n * sizeof *all, err);
 }
 
-static int tell_ranks(struct session *s, const struct graph *g, const struct op *op,
+static int tell_ranks(struct session *s, const struct graph *g, const struct op *op, uint64_t step,
                       struct error *err)
 {
     char doing[64];
@@ -319,7 +321,7 @@ static int tell_ranks(struct session *s, const struct graph *g, const struct op 
     int status = op->kind == OP_SCATTER        ? scatter(s, g, op, err)
                  : op->kind == OP_GATHER_GRADS ? gather_grads(s, g, op, err)
                  : op->kind == OP_GATHER       ? gather(s, g, op, err)
-                                               : share(s, err);
+                                               : share(s, step, err);
     comm_doing(s->config.comm, COMM_LANE, "");
     return status;
 }
@@ -343,11 +345,11 @@ struct adamw adamw_of(const struct session_update *up, double scale, uint64_t up
 }
 
 // In rank order.
-static void sum_over_ranks(struct session *s)
+static void sum_over_ranks(struct session *s, uint64_t step)
 {
-    size_t n = 1 + s->model->units;
+    size_t n = step_shared(&s->shape);
     if (ranks(s) == 1) {
-        sum_up(s, s->sums);
+        sum_up(s, step, s->sums);
         return;
     }
     const double *all = (double *)at(s, BUF_SHARED, 0);
@@ -366,11 +368,12 @@ static void clip(struct session *s, uint64_t step)
     size_t k = s->config.micro_batches, n = s->config.B * s->config.T;
     uint64_t made = s->made[step % IN_FLIGHT];
     double sum = 0, *sums = s->sums;
-    sum_over_ranks(s);
+    sum_over_ranks(s, step);
     for (size_t u = 0; u < s->model->units; u++) {
-        sum += sums[1 + u];
+        sum += sums[SHARED_NORMS + u];
     }
-    r->loss = sums[0] / (double)(n * k * ranks(s));
+    r->loss = sums[SHARED_LOSS] / (double)(n * k * ranks(s));
+    r->stop = sums[SHARED_STOP] > 0;
     r->norm = sqrt(sum);
     bool sound = !up->guard || isfinite(r->norm);
     bool accepted = sound && (!up->accept || up->accept(up->ctx, r->loss, r->norm));
@@ -557,7 +560,7 @@ int run_op(void *ctx, const struct op *op, uint64_t step, struct error *err)
     case OP_GATHER_GRADS:
     case OP_GATHER:
     case OP_SHARE:
-        return tell_ranks(s, g, op, err);
+        return tell_ranks(s, g, op, step, err);
     case OP_BARRIER:
     case OP_BEGIN:
         break; // what they wait for is all that they are

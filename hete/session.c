@@ -342,7 +342,7 @@ static int open_session(struct session *s, struct error *err)
     const struct session_config *c = &s->config;
     size_t units = s->model->units;
     size_t pinned = c->pinned ? c->pinned : SIZE_MAX;
-    s->sums = calloc(1 + units, sizeof *s->sums);
+    s->sums = calloc(SHARED_NORMS + units, sizeof *s->sums);
     s->host_logits = calloc(s->model->logits, dtype_bytes(s->dev->dtype));
     s->newest = calloc(units, sizeof *s->newest);
     s->here = calloc(units, sizeof *s->here);

@@ -79,6 +79,8 @@ struct session_update {
     // Asked with the step's loss and norm before any parameter changes, on any thread; false: no
     // update, if the plan holds updates. May be NULL.
     bool (*accept)(void *ctx, double loss, double norm);
+    // Asked once a step on every rank, on any thread. May be NULL.
+    bool (*stop)(void *ctx);
     void *ctx;
 };
 
@@ -86,6 +88,7 @@ struct session_result {
     double loss; // mean over all tokens of the step
     double norm; // global gradient norm, before clipping
     bool updated;
+    bool stop; // some rank's `stop` has said so
 };
 
 // Starts an optimizer step on micro_batches * B rows: tokens, targets (rows, T), host memory, free

@@ -233,7 +233,7 @@ static bool find_in_gradients(const struct session *s, char *out, size_t size)
             find_in_unit(s, u, "gradient of", &p, held_of(s, u), out, size)) {
             return true;
         }
-        if (!isfinite(s->sums[1 + u])) {
+        if (!isfinite(s->sums[SHARED_NORMS + u])) {
             snprintf(out, size, "gradient of unit %zu (%s)", u, model_unit(s->model, u)->name);
             return true;
         }

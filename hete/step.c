@@ -865,7 +865,7 @@ static void place_exchange(struct placing *p)
     size_t most = embed > block ? embed : block;
     if (s->train && s->ranks > 1) {
         place(p, SPACE_DEVICE, BUF_EXCHANGE, 0, s->ranks * own(p, most) + fp32(most));
-        place(p, SPACE_PINNED, BUF_SHARED, 0, s->ranks * (1 + s->model->units) * sizeof(double));
+        place(p, SPACE_PINNED, BUF_SHARED, 0, s->ranks * step_shared(s) * sizeof(double));
     }
 }
 

@@ -84,6 +84,14 @@ size_t step_piece(const struct step_shape *shape, size_t unit, size_t rank, size
 // is sharded, the largest piece.
 size_t step_held(const struct step_shape *shape, const struct plan *plan, size_t unit);
 
+// What each rank shares in a step: numbers, the last ones the sums of squares of its pieces of each
+// unit's gradient.
+enum { SHARED_LOSS, SHARED_STOP, SHARED_NORMS };
+static inline size_t step_shared(const struct step_shape *shape)
+{
+    return SHARED_NORMS + shape->model->units;
+}
+
 // Writes the operations of a step and links them. A training step repeats; the others stand alone.
 int step_build(struct graph *g, const struct step_shape *shape, const struct plan *plan,
                enum step_kind kind, struct error *err);

@@ -117,7 +117,7 @@ emulated() { # MODEL MODE ARGUMENT...
 # No step is made: only the plan is printed, with what it is expected to take.
 predicted() { # MODEL MODE NAME ARGUMENT...
     emulated "$1" "$2" "${@:4}" --train 'data/stories_train*.bin' --steps 0 --val-every 0 \
-        --sample-every 0 2>&1 | awk -v id="$1 $2 $3" '
+        --sample-every 0 2>&1 | tee "$out/plan.log" | awk -v id="$1 $2 $3" '
             /^plan: / { sub(/.*predicted /, ""); print id, $1; n++ } END { exit !n }'
 }
 
@@ -132,7 +132,10 @@ policy_times() {
 calibrate() { # MODEL
     local try ms best=
     for try in "${XDG_CACHE_HOME:-$HOME/.cache}" "$out"/cache/try{1,2,3,4}; do
-        ms=$(try_cache=$try predicted "$1" clip auto --policy auto) || fail "$1: no plan"
+        ms=$(try_cache=$try predicted "$1" clip auto --policy auto) || {
+            cat "$out/plan.log" >&2
+            fail "$1: no plan"
+        }
         ms=${ms##* }
         if [ -z "$best" ] || awk -v a="$ms" -v b="$best" 'BEGIN { exit !(a < b) }'; then
             best=$ms
@@ -317,7 +320,7 @@ main() {
     printf '\n%s minutes. Left in %s: results.tsv, simulated.tsv, table.txt, speedup.svg\n' \
         $(((SECONDS + 59) / 60)) "$out"
     [ ! -e "$out"/bad ] || rc=1
-    rm -rf "$out"/bad "$out"/cache "$out"/expected "$out"/*.row "$out"/adam-*
+    rm -rf "$out"/bad "$out"/cache "$out"/expected "$out"/plan.log "$out"/*.row "$out"/adam-*
     exit $rc
 }
 

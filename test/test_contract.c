@@ -33,15 +33,25 @@ struct scenario {
     int32_t *batch;
 };
 
+// The last rank wants to stop in the second step.
+static bool stop(void *ctx)
+{
+    return *(const size_t *)ctx == 1 && comm_rank(comm) == comm_ranks(comm) - 1;
+}
+
 static struct session_update update_of(const struct scenario *c, size_t step)
 {
+    static size_t numbers[STEPS];
+    numbers[step] = step;
     return (struct session_update){.lr = 1e-3 * (double)(step + 1),
                                    .beta1 = 0.9,
                                    .beta2 = 0.95,
                                    .eps = 1e-8,
                                    .weight_decay = 0.1,
                                    .clip = c->hold ? c->clip : 0,
-                                   .guard = c->hold};
+                                   .guard = c->hold,
+                                   .stop = stop,
+                                   .ctx = numbers + step};
 }
 
 static void drop(struct outcome *o)
@@ -105,6 +115,8 @@ static void expect_same(const struct outcome *a, const struct outcome *b)
         assert_memory_equal(&a->step[i].loss, &b->step[i].loss, sizeof(double));
         assert_memory_equal(&a->step[i].norm, &b->step[i].norm, sizeof(double));
         assert_int_equal(a->step[i].updated, b->step[i].updated);
+        assert_int_equal(a->step[i].stop, i == 1);
+        assert_int_equal(b->step[i].stop, i == 1);
     }
     assert_memory_equal(a->losses, b->losses, a->tokens * sizeof(float));
     assert_memory_equal(a->logits, b->logits, a->vocab * sizeof(float));

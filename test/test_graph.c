@@ -490,8 +490,8 @@ static size_t spans_of_scale(struct session *s, uint64_t step, struct span *dst)
     size_t n = add_span(dst, 0, &f->adamw, sizeof f->adamw);
     n = add_span(dst, n, &f->result.loss, sizeof f->result.loss);
     n = add_span(dst, n, &f->result.norm, sizeof f->result.norm);
-    n = add_span(dst, n, &f->result.updated, sizeof f->result.updated);
-    n = add_span(dst, n, s->sums, (1 + s->model->units) * sizeof *s->sums);
+    n = add_span(dst, n, &f->result.updated, 2 * sizeof f->result.updated); // and stop
+    n = add_span(dst, n, s->sums, step_shared(&s->shape) * sizeof *s->sums);
     return add_span(dst, n, &s->made, sizeof s->made);
 }
 
@@ -658,7 +658,7 @@ static void poison_with_zeros(struct world *w)
     }
     for (size_t f = 0; f < IN_FLIGHT; f++) {
         const char *updated = (const char *)&s->flight[f].result.updated;
-        memset(w->poison[region_of(w, updated)], 0, 1);
+        memset(w->poison[region_of(w, updated)], 0, 2);
     }
 }
 
@@ -672,9 +672,9 @@ static void make_world(struct world *w, struct session *s)
     for (struct flight *f = s->flight; f < s->flight + IN_FLIGHT; f++) {
         w->region[n++] = (struct span){(char *)&f->adamw, sizeof f->adamw};
         w->region[n++] = (struct span){(char *)&f->result, 2 * sizeof(double)};
-        w->region[n++] = (struct span){(char *)&f->result.updated, 1};
+        w->region[n++] = (struct span){(char *)&f->result.updated, 2};
     }
-    w->region[n++] = (struct span){(char *)s->sums, (1 + units) * sizeof *s->sums};
+    w->region[n++] = (struct span){(char *)s->sums, step_shared(&s->shape) * sizeof *s->sums};
     assert_int_equal(n, FIRST_BOOK);
     w->region[n++] = (struct span){(char *)&s->made, sizeof s->made};
     w->region[n++] = (struct span){(char *)s->newest, units * sizeof *s->newest};
