@@ -5,28 +5,16 @@
 . "$(dirname "$0")/tap.sh"
 # shellcheck source=test/cli.sh
 . "$(dirname "$0")/cli.sh"
-if ! command -v mpirun >/dev/null || ! mpirun --version | grep -q 'Open MPI'; then
-    echo "no mpirun of Open MPI (scripts/install_deps.sh test)" >&2
-    exit 77
-fi
-if OMPI_COMM_WORLD_SIZE=2 train_gpt --steps 1 2>&1 | grep -q 'without MPI'; then
-    echo 'this build is one without MPI' >&2
-    exit 77
-fi
-
-export XDG_CACHE_HOME=$tap_scratch/cache
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # of Open MPI
-data=$tap_scratch/data
-make_data "$data/a" 200
+# shellcheck source=test/ranks.sh
+. "$(dirname "$0")/ranks.sh"
 model=(-i "$data/a_train*.bin" --layers 3 --hidden 48 --heads 3 --seq 16 --max-seq 32
     --micro-batch 2 --total-batch 384 --threads 1 --host-threads 1 --val-every 0 --sample-every 0)
 
 # ranks N ARGUMENT...: into $scratch/out, what it prints into $scratch/log
 ranks() {
     rm -rf "$scratch/out"
-    timeout -k 5 100 mpirun --oversubscribe -np "$1" "$bin/train_gpt" "${model[@]}" \
-        --out "$scratch/out" "${@:2}" </dev/null >"$scratch/log" 2>&1
+    launch -np "$1" "$bin/train_gpt" "${model[@]}" --out "$scratch/out" "${@:2}" \
+        >"$scratch/log" 2>&1
 }
 
 # near FILE FILE RELATIVE: as many losses in both, no two further apart
@@ -61,14 +49,16 @@ same_bits() { # N ARGUMENT...
     done
 }
 
-resumed() {
+resumed() { # PLAN OF THE SAVING RUN, PLAN OF THE RESUMED ONE
     local n
     ranks 2 --steps 8
     mv "$scratch/out" "$scratch/whole"
     for n in 2 1 3 4; do
-        ranks 2 --steps 4
-        timeout 100 mpirun --oversubscribe -np $n "$bin/train_gpt" "${model[@]}" --steps 8 \
-            --out "$scratch/out" --resume </dev/null >"$scratch/log" 2>&1
+        # shellcheck disable=SC2086 # words
+        ranks 2 --steps 4 $1
+        # shellcheck disable=SC2086
+        launch -np $n "$bin/train_gpt" "${model[@]}" --steps 8 --out "$scratch/out" --resume $2 \
+            >"$scratch/log" 2>&1
         near "$scratch/whole" "$scratch/out" 1e-5
         [ $n -ne 2 ] || cmp "$scratch"/whole/model_00000008.bin "$scratch"/out/model_00000008.bin
     done
@@ -165,7 +155,8 @@ tap_case '2 ranks: the same bits under every plan' same_bits 2
 tap_case '3 ranks, bf16, one micro-batch: the same bits' same_bits 3 --dtype bf16 -d 96
 tap_case 'fp32: --fast-reduce' fast fp32 1e-5
 tap_case 'bf16: --fast-reduce' fast bf16 2e-3
-tap_case 'saved by 2 ranks, resumed by 2, 1, 3, 4' resumed
+tap_case 'saved by 2 ranks, resumed by 2, 1, 3, 4' resumed '' ''
+tap_case 'the same, sharded in one way and in another' resumed '--zero 3' '--policy zero-offload'
 tap_case 'validation is divided among 2, 3, 4 ranks' validated
 tap_case 'different options are refused, by name' refused 'lr' --lr 0.5
 tap_case 'different models are refused' refused 'layers' --layers 2
