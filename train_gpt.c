@@ -1703,7 +1703,7 @@ static int run_training(struct run *run, struct error *err)
     if (status || set_aside_old(run, err) || open_log(run, err)) {
         return err->status;
     }
-    run->peak_flops = device_matmul_rate(run->dev, 1024);
+    run->peak_flops = device_matmul_rate(run->dev, 1024) * (double)run->ranks;
     fprintf(run->say, "matrix products: %.1f GFLOP/s (MFU is held against this)\n",
             run->peak_flops / 1e9);
     status = agree_to_train(run, err) ? err->status : train(run, err);
