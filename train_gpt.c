@@ -120,6 +120,13 @@ static void rank_is_gone(void *ctx, const struct error *err)
     _exit(STATUS_FAIL);
 }
 
+static void say_notes(const struct run *run)
+{
+    for (int i = 0; i < run->o.note_count; i++) {
+        fprintf(run->say, "note: %s\n", run->o.notes[i]);
+    }
+}
+
 static int lock_out(struct run *run, struct error *err);
 
 static int open_ranks(struct run *run, struct error *err)
@@ -143,6 +150,7 @@ static int open_ranks(struct run *run, struct error *err)
     if (run->rank > 0 && !freopen("/dev/null", "w", stdout)) {
         return error_set(err, STATUS_FAIL, "rank %zu cannot be silenced", run->rank);
     }
+    run->say = run->rank > 0 ? stdout : run->say;
     return STATUS_OK;
 }
 
@@ -1423,9 +1431,11 @@ static int report_nonfinite(struct run *run, const struct session_result *r, str
         return err->status;
     }
     log_clear_bar(&run->log);
-    fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
-            (unsigned long long)run->step, r->loss, r->norm, where,
-            r->updated ? "" : "; no update was made");
+    if (run->rank == 0) {
+        fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
+                (unsigned long long)run->step, r->loss, r->norm, where,
+                r->updated ? "" : "; no update was made");
+    }
     run->damaged = r->updated || strncmp(where, "parameter", 9) == 0;
     if (run->damaged || ++run->bad_steps >= MAX_BAD_STEPS) {
         return error_set(err, STATUS_FAIL,
@@ -1654,7 +1664,11 @@ static int draw(struct run *run, struct error *err)
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (open_ranks(run, err) || agree_to_start(run, err) || take_cores(run, err) ||
+    if (open_ranks(run, err)) {
+        return err->status;
+    }
+    say_notes(run);
+    if (agree_to_start(run, err) || take_cores(run, err) ||
         (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
         (o->resume && begin_resume(run, err))) {
         return err->status;
@@ -1794,8 +1808,8 @@ int main(int argc, char **argv)
     }
     run.say = run.o.log_json || run.o.generate || run.o.plan_only ? stderr : stdout;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    for (int i = 0; i < run.o.note_count; i++) {
-        fprintf(run.say, "note: %s\n", run.o.notes[i]);
+    if (run.o.plan_only || run.o.generate) {
+        say_notes(&run); // else those of the first rank alone
     }
     catch_signals();
     int status = run.o.plan_only  ? run_plan_only(&run, &err)
