@@ -176,6 +176,14 @@ static int take_cores(struct run *run, struct error *err)
     return STATUS_OK;
 }
 
+// For the message about a rank that is gone.
+static void say_doing(const struct run *run, const char *what)
+{
+    char doing[64];
+    snprintf(doing, sizeof doing, "%s %llu", what, (unsigned long long)run->step);
+    comm_doing(run->comm, COMM_MAIN, doing);
+}
+
 // A signal may reach some ranks only, and at different times: they stop after the same step. While
 // steps are in flight it is their result that tells.
 static int agree_to_stop(struct run *run, struct error *err)
@@ -399,6 +407,7 @@ static int write_checkpoint(struct run *run, struct error *err)
 static int save_checkpoint(struct run *run, struct error *err)
 {
     struct error later;
+    say_doing(run, "checkpoint of step");
     if (run->rank > 0) {
         return stream_follow(run->session, run->comm, err);
     }
@@ -1570,6 +1579,7 @@ static int between_steps(struct run *run, struct error *err)
     if (run->stop) {
         return STATUS_OK;
     }
+    say_doing(run, "validation or sample after step");
     if (run->val && due(run, o->val_every) && validate(run, err)) {
         return err->status;
     }
