@@ -73,6 +73,7 @@ struct run {
     struct watch watch; // if planned
     uint64_t updates;   // done by Adam: skipped ones do not count
     size_t bad_steps;   // in a row
+    bool late;          // the next step should be under way, but its data could not be had
     bool damaged;       // the parameters hold values that are not finite: not worth saving
     struct outlier loss_window, norm_window;
     double peak_flops;
@@ -1560,8 +1561,9 @@ static int train_step(struct run *run, struct error *err)
     if (session_in_flight(run->session) == 0 && start_step(run, err)) {
         return err->status;
     }
+    run->late = false;
     if (session_in_flight(run->session) == 1 && !pauses(run, run->started) && !run->stop) {
-        (void)start_step(run, &later);
+        run->late = start_step(run, &later) != STATUS_OK;
     }
     return finish_step(run, err);
 }
@@ -1612,7 +1614,8 @@ static int train(struct run *run, struct error *err)
     int status = STATUS_OK;
     run->started = run->saved = run->step;
     while (status == STATUS_OK) {
-        if (session_in_flight(run->session) > 0) {
+        // The others are in a step that this rank could not begin: they agree on nothing now.
+        if (session_in_flight(run->session) > 0 || run->late) {
             status = train_step(run, err);
             continue;
         }
