@@ -30,6 +30,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #define VERSION "0.1"
 
@@ -57,6 +58,7 @@ struct run {
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
     bool stop, saves;          // what all ranks know: of a signal, of the first one's --out
     uint64_t saved;            // step of the last checkpoint
+    uint64_t loaded;           // hash of the parameters and moments that were read; 0: none were
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
     struct tokenizer *tokenizer; // NULL: tokens are printed as numbers
@@ -247,22 +249,41 @@ static int agree_on_plan(struct run *run, struct error *err)
     return status;
 }
 
-// What has to be the same everywhere, or the sums would be of different things.
-static int agree_to_train(struct run *run, struct error *err)
+// What follows from files that may be others elsewhere. Before costs are measured, where ranks talk
+// about the units of their model; and the number of collectives of a validation depends on its
+// data.
+static int agree_on_files(struct run *run, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
     static struct comm_value values[AGREED_MAX];
-    char data[32], step[32], graph[32];
+    char resumed[32] = "none", data[32], val[32] = "none", examples[32];
+    if (run->resumed.fd >= 0) {
+        snprintf(resumed, sizeof resumed, "of step %llu", (unsigned long long)run->resumed.step);
+    }
+    if (run->val) {
+        snprintf(val, sizeof val, "%016llx", (unsigned long long)loader_fingerprint(run->val));
+    }
     snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
-    snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
-    snprintf(graph, sizeof graph, "%016llx",
-             (unsigned long long)graph_hash(session_graph(run->session)));
-    values[0] = (struct comm_value){"the instruction set", run->dev->isa};
+    snprintf(examples, sizeof examples, "%zu", run->evalset ? evalset_count(run->evalset) : 0);
+    values[0] = (struct comm_value){"the checkpoint", resumed};
     values[1] = (struct comm_value){"the training data", data};
-    values[2] = (struct comm_value){"the first step", step};
-    values[3] = (struct comm_value){"the operations of a step", graph};
+    values[2] = (struct comm_value){"the validation data", val};
+    values[3] = (struct comm_value){"the number of --eval's examples", examples};
     options_save(&run->o, options, sizeof options);
     return agree_with_options(run, options, values, 4, err);
+}
+
+// What has to be the same everywhere, or the sums would be of different things.
+static int agree_to_train(struct run *run, struct error *err)
+{
+    char state[32], graph[32];
+    snprintf(state, sizeof state, "%016llx", (unsigned long long)run->loaded);
+    snprintf(graph, sizeof graph, "%016llx",
+             (unsigned long long)graph_hash(session_graph(run->session)));
+    struct comm_value values[] = {{"the instruction set", run->dev->isa},
+                                  {"the content of the model file or checkpoint", state},
+                                  {"the operations of a step", graph}};
+    return comm_agree(run->comm, values, sizeof values / sizeof *values, err);
 }
 
 // ---- parameters, moments and files --------------------------------------------------------------
@@ -316,15 +337,29 @@ static struct model_header header_of(const struct run *run)
     };
 }
 
+// What is read is not only taken, but can be compared among the ranks.
+struct taking {
+    struct run *run;
+    struct stream stream;
+};
+
+static int take(void *ctx, void *file, size_t first, size_t n, struct error *err)
+{
+    struct taking *t = ctx;
+    size_t width = t->stream.fp32 ? sizeof(uint16_t) : sizeof(float);
+    t->run->loaded = XXH3_64bits_withSeed(file, n * width, t->run->loaded);
+    return stream_take(&t->stream, file, first, n, err);
+}
+
 static int load_model_file(struct run *run, struct error *err)
 {
     struct model_header h;
-    struct stream s;
-    if (model_read_header(run->o.model, &h, err) || open_stream(&s, run, &h, err)) {
+    struct taking t = {.run = run};
+    if (model_read_header(run->o.model, &h, err) || open_stream(&t.stream, run, &h, err)) {
         return err->status;
     }
-    int status = model_read(run->o.model, &h, stream_take, &s, err);
-    free(s.fp32);
+    int status = model_read(run->o.model, &h, take, &t, err);
+    free(t.stream.fp32);
     return status;
 }
 
@@ -444,18 +479,17 @@ static int load_state(struct run *run, struct error *err)
     struct state_file *f = &run->resumed;
     struct model_header h = header_of(run);
     size_t elems = model_elems(&h);
-    struct stream p = stream_of(run, STATE_PARAMS);
-    struct stream m = stream_of(run, STATE_M), v = stream_of(run, STATE_V);
+    struct taking p = {run, stream_of(run, STATE_PARAMS)};
+    struct taking m = {run, stream_of(run, STATE_M)}, v = {run, stream_of(run, STATE_V)};
     if (state_read_numbers(f, "run", &n, err) || numbers_get_u64(&n, "step", &run->step, err) ||
         numbers_get_u64(&n, "updates", &run->updates, err) ||
         numbers_get_f64(&n, "loss_window", run->loss_window.value, OUTLIER_WINDOW, err) ||
         numbers_get_f64(&n, "loss_count", &run->loss_window.count, 1, err) ||
         numbers_get_f64(&n, "norm_window", run->norm_window.value, OUTLIER_WINDOW, err) ||
         numbers_get_f64(&n, "norm_count", &run->norm_window.count, 1, err) ||
-        seek_data(run, &n, err) ||
-        state_read(f, "master", SECTION_FP32, elems, stream_take, &p, err) ||
-        state_read(f, "m", SECTION_FP32, elems, stream_take, &m, err) ||
-        state_read(f, "v", SECTION_FP32, elems, stream_take, &v, err)) {
+        seek_data(run, &n, err) || state_read(f, "master", SECTION_FP32, elems, take, &p, err) ||
+        state_read(f, "m", SECTION_FP32, elems, take, &m, err) ||
+        state_read(f, "v", SECTION_FP32, elems, take, &v, err)) {
         return err->status;
     }
     state_close(f);
@@ -1693,7 +1727,7 @@ static int run_training(struct run *run, struct error *err)
     choose_device(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
         choose_batch(run, err) || check_prompt(run, err) || open_data(run, err) ||
-        check_room(run, err) || make_plan(run, err) ||
+        agree_on_files(run, err) || check_room(run, err) || make_plan(run, err) ||
         open_device(run, &run->prepared.device, err)) {
         return err->status;
     }
