@@ -130,12 +130,20 @@ static void say_notes(const struct run *run)
     }
 }
 
+// What is emulated, or only planned for another machine, needs no GPU, unless it is asked for.
+static bool stays_on_cpu(const struct options *o)
+{
+    return o->device == DEVICE_AUTO &&
+           (o->emulate[0] || o->link_gb_per_s > 0 || (o->plan_only && o->machine[0]));
+}
+
 static int lock_out(struct run *run, struct error *err);
 
 static int open_ranks(struct run *run, struct error *err)
 {
     char why[sizeof err->text];
     bool gpus =
+        !stays_on_cpu(&run->o) &&
         strcmp(device_kind(options_choice(&run->o, "device"), why, sizeof why), "cuda") == 0;
     struct comm_config config = {
         .gone = rank_is_gone, .ctx = run, .gpus = gpus, .dir = run->o.out[0] ? run->o.out : NULL};
@@ -667,15 +675,13 @@ static int shape_from_options(struct run *run, struct gpt_config *c, struct erro
 
 #define CUDA_HEAD_ROWS 2048 // a GPU is idle with the 256 that suit a CPU's caches
 
-// Settles where to compute and, if it was not asked for, in which dtype. What is emulated, or only
-// planned for another machine, needs no GPU.
+// Settles where to compute and, if it was not asked for, in which dtype.
 static void choose_device(struct run *run)
 {
     struct options *o = &run->o;
     char why[512] = "";
     if (o->device == DEVICE_AUTO) {
-        bool cpu = o->emulate[0] || o->link_gb_per_s > 0 || (o->plan_only && o->machine[0]);
-        const char *kind = cpu ? "cpu" : device_kind("auto", why, sizeof why);
+        const char *kind = stays_on_cpu(o) ? "cpu" : device_kind("auto", why, sizeof why);
         o->device = strcmp(kind, "cuda") == 0 ? DEVICE_CUDA : DEVICE_CPU;
     }
     if (why[0]) {
