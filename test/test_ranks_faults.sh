@@ -187,8 +187,9 @@ case_data_that_cannot_be_read_any_more() {
 
 case_different_plans() {
     mkdir "$scratch/a" "$scratch/b"
-    (cd "$scratch/a" && "$bin/train_gpt" "${model[@]}" -d 64 --steps 1 --save-plan plan >/dev/null)
-    sed 's/^grad_buffers.*/grad_buffers 2/; s/^\(unit 1.*\) keep/\1 recompute/' "$scratch/a/plan" \
+    launch -np 2 --wdir "$scratch/a" "$bin/train_gpt" "${model[@]}" --steps 1 --policy resident \
+        --save-plan plan >/dev/null
+    sed 's/^unit 0-2 keep\(.*\)/unit 0 keep\1\nunit 1-2 recompute\1/' "$scratch/a/plan" \
         >"$scratch/b/plan"
     differ "$scratch/a/plan" "$scratch/b/plan"
     unlike "the plan is '.*keep.*' on rank 0 and '.*recompute.*' on rank 1" "$bin/train_gpt" \
