@@ -30,6 +30,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #define VERSION "0.1"
 
@@ -57,6 +58,7 @@ struct run {
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
     bool stop, saves;          // what all ranks know: of a signal, of the first one's --out
     uint64_t saved;            // step of the last checkpoint
+    uint64_t loaded;           // hash of the parameters and moments that were read; 0: none were
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
     struct tokenizer *tokenizer; // NULL: tokens are printed as numbers
@@ -73,6 +75,7 @@ struct run {
     struct watch watch; // if planned
     uint64_t updates;   // done by Adam: skipped ones do not count
     size_t bad_steps;   // in a row
+    bool late;          // the next step should be under way, but its data could not be had
     bool damaged;       // the parameters hold values that are not finite: not worth saving
     struct outlier loss_window, norm_window;
     double peak_flops;
@@ -120,12 +123,27 @@ static void rank_is_gone(void *ctx, const struct error *err)
     _exit(STATUS_FAIL);
 }
 
+static void say_notes(const struct run *run)
+{
+    for (int i = 0; i < run->o.note_count; i++) {
+        fprintf(run->say, "note: %s\n", run->o.notes[i]);
+    }
+}
+
+// What is emulated, or only planned for another machine, needs no GPU, unless it is asked for.
+static bool stays_on_cpu(const struct options *o)
+{
+    return o->device == DEVICE_AUTO &&
+           (o->emulate[0] || o->link_gb_per_s > 0 || (o->plan_only && o->machine[0]));
+}
+
 static int lock_out(struct run *run, struct error *err);
 
 static int open_ranks(struct run *run, struct error *err)
 {
     char why[sizeof err->text];
     bool gpus =
+        !stays_on_cpu(&run->o) &&
         strcmp(device_kind(options_choice(&run->o, "device"), why, sizeof why), "cuda") == 0;
     struct comm_config config = {
         .gone = rank_is_gone, .ctx = run, .gpus = gpus, .dir = run->o.out[0] ? run->o.out : NULL};
@@ -143,6 +161,7 @@ static int open_ranks(struct run *run, struct error *err)
     if (run->rank > 0 && !freopen("/dev/null", "w", stdout)) {
         return error_set(err, STATUS_FAIL, "rank %zu cannot be silenced", run->rank);
     }
+    run->say = run->rank > 0 ? stdout : run->say;
     return STATUS_OK;
 }
 
@@ -166,6 +185,14 @@ static int take_cores(struct run *run, struct error *err)
         o->host_threads = o->host_threads ? o->host_threads : (int64_t)cores.threads;
     }
     return STATUS_OK;
+}
+
+// For the message about a rank that is gone.
+static void say_doing(const struct run *run, const char *what)
+{
+    char doing[64];
+    snprintf(doing, sizeof doing, "%s %llu", what, (unsigned long long)run->step);
+    comm_doing(run->comm, COMM_MAIN, doing);
 }
 
 // A signal may reach some ranks only, and at different times: they stop after the same step. While
@@ -230,22 +257,41 @@ static int agree_on_plan(struct run *run, struct error *err)
     return status;
 }
 
-// What has to be the same everywhere, or the sums would be of different things.
-static int agree_to_train(struct run *run, struct error *err)
+// What follows from files that may be others elsewhere. Before costs are measured, where ranks talk
+// about the units of their model; and the number of collectives of a validation depends on its
+// data.
+static int agree_on_files(struct run *run, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
     static struct comm_value values[AGREED_MAX];
-    char data[32], step[32], graph[32];
+    char resumed[32] = "none", data[32], val[32] = "none", examples[32];
+    if (run->resumed.fd >= 0) {
+        snprintf(resumed, sizeof resumed, "of step %llu", (unsigned long long)run->resumed.step);
+    }
+    if (run->val) {
+        snprintf(val, sizeof val, "%016llx", (unsigned long long)loader_fingerprint(run->val));
+    }
     snprintf(data, sizeof data, "%016llx", (unsigned long long)loader_fingerprint(run->train));
-    snprintf(step, sizeof step, "%llu", (unsigned long long)run->step);
-    snprintf(graph, sizeof graph, "%016llx",
-             (unsigned long long)graph_hash(session_graph(run->session)));
-    values[0] = (struct comm_value){"the instruction set", run->dev->isa};
+    snprintf(examples, sizeof examples, "%zu", run->evalset ? evalset_count(run->evalset) : 0);
+    values[0] = (struct comm_value){"the checkpoint", resumed};
     values[1] = (struct comm_value){"the training data", data};
-    values[2] = (struct comm_value){"the first step", step};
-    values[3] = (struct comm_value){"the operations of a step", graph};
+    values[2] = (struct comm_value){"the validation data", val};
+    values[3] = (struct comm_value){"the number of --eval's examples", examples};
     options_save(&run->o, options, sizeof options);
     return agree_with_options(run, options, values, 4, err);
+}
+
+// What has to be the same everywhere, or the sums would be of different things.
+static int agree_to_train(struct run *run, struct error *err)
+{
+    char state[32], graph[32];
+    snprintf(state, sizeof state, "%016llx", (unsigned long long)run->loaded);
+    snprintf(graph, sizeof graph, "%016llx",
+             (unsigned long long)graph_hash(session_graph(run->session)));
+    struct comm_value values[] = {{"the instruction set", run->dev->isa},
+                                  {"the content of the model file or checkpoint", state},
+                                  {"the operations of a step", graph}};
+    return comm_agree(run->comm, values, sizeof values / sizeof *values, err);
 }
 
 // ---- parameters, moments and files --------------------------------------------------------------
@@ -299,15 +345,29 @@ static struct model_header header_of(const struct run *run)
     };
 }
 
+// What is read is not only taken, but can be compared among the ranks.
+struct taking {
+    struct run *run;
+    struct stream stream;
+};
+
+static int take(void *ctx, void *file, size_t first, size_t n, struct error *err)
+{
+    struct taking *t = ctx;
+    size_t width = t->stream.fp32 ? sizeof(uint16_t) : sizeof(float);
+    t->run->loaded = XXH3_64bits_withSeed(file, n * width, t->run->loaded);
+    return stream_take(&t->stream, file, first, n, err);
+}
+
 static int load_model_file(struct run *run, struct error *err)
 {
     struct model_header h;
-    struct stream s;
-    if (model_read_header(run->o.model, &h, err) || open_stream(&s, run, &h, err)) {
+    struct taking t = {.run = run};
+    if (model_read_header(run->o.model, &h, err) || open_stream(&t.stream, run, &h, err)) {
         return err->status;
     }
-    int status = model_read(run->o.model, &h, stream_take, &s, err);
-    free(s.fp32);
+    int status = model_read(run->o.model, &h, take, &t, err);
+    free(t.stream.fp32);
     return status;
 }
 
@@ -391,6 +451,7 @@ static int write_checkpoint(struct run *run, struct error *err)
 static int save_checkpoint(struct run *run, struct error *err)
 {
     struct error later;
+    say_doing(run, "checkpoint of step");
     if (run->rank > 0) {
         return stream_follow(run->session, run->comm, err);
     }
@@ -426,18 +487,17 @@ static int load_state(struct run *run, struct error *err)
     struct state_file *f = &run->resumed;
     struct model_header h = header_of(run);
     size_t elems = model_elems(&h);
-    struct stream p = stream_of(run, STATE_PARAMS);
-    struct stream m = stream_of(run, STATE_M), v = stream_of(run, STATE_V);
+    struct taking p = {run, stream_of(run, STATE_PARAMS)};
+    struct taking m = {run, stream_of(run, STATE_M)}, v = {run, stream_of(run, STATE_V)};
     if (state_read_numbers(f, "run", &n, err) || numbers_get_u64(&n, "step", &run->step, err) ||
         numbers_get_u64(&n, "updates", &run->updates, err) ||
         numbers_get_f64(&n, "loss_window", run->loss_window.value, OUTLIER_WINDOW, err) ||
         numbers_get_f64(&n, "loss_count", &run->loss_window.count, 1, err) ||
         numbers_get_f64(&n, "norm_window", run->norm_window.value, OUTLIER_WINDOW, err) ||
         numbers_get_f64(&n, "norm_count", &run->norm_window.count, 1, err) ||
-        seek_data(run, &n, err) ||
-        state_read(f, "master", SECTION_FP32, elems, stream_take, &p, err) ||
-        state_read(f, "m", SECTION_FP32, elems, stream_take, &m, err) ||
-        state_read(f, "v", SECTION_FP32, elems, stream_take, &v, err)) {
+        seek_data(run, &n, err) || state_read(f, "master", SECTION_FP32, elems, take, &p, err) ||
+        state_read(f, "m", SECTION_FP32, elems, take, &m, err) ||
+        state_read(f, "v", SECTION_FP32, elems, take, &v, err)) {
         return err->status;
     }
     state_close(f);
@@ -615,15 +675,13 @@ static int shape_from_options(struct run *run, struct gpt_config *c, struct erro
 
 #define CUDA_HEAD_ROWS 2048 // a GPU is idle with the 256 that suit a CPU's caches
 
-// Settles where to compute and, if it was not asked for, in which dtype. What is emulated, or only
-// planned for another machine, needs no GPU.
+// Settles where to compute and, if it was not asked for, in which dtype.
 static void choose_device(struct run *run)
 {
     struct options *o = &run->o;
     char why[512] = "";
     if (o->device == DEVICE_AUTO) {
-        bool cpu = o->emulate[0] || o->link_gb_per_s > 0 || (o->plan_only && o->machine[0]);
-        const char *kind = cpu ? "cpu" : device_kind("auto", why, sizeof why);
+        const char *kind = stays_on_cpu(o) ? "cpu" : device_kind("auto", why, sizeof why);
         o->device = strcmp(kind, "cuda") == 0 ? DEVICE_CUDA : DEVICE_CPU;
     }
     if (why[0]) {
@@ -1423,9 +1481,11 @@ static int report_nonfinite(struct run *run, const struct session_result *r, str
         return err->status;
     }
     log_clear_bar(&run->log);
-    fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
-            (unsigned long long)run->step, r->loss, r->norm, where,
-            r->updated ? "" : "; no update was made");
+    if (run->rank == 0) {
+        fprintf(stderr, "step %llu: loss %f, norm %f; first tensor that is not finite: %s%s\n",
+                (unsigned long long)run->step, r->loss, r->norm, where,
+                r->updated ? "" : "; no update was made");
+    }
     run->damaged = r->updated || strncmp(where, "parameter", 9) == 0;
     if (run->damaged || ++run->bad_steps >= MAX_BAD_STEPS) {
         return error_set(err, STATUS_FAIL,
@@ -1541,8 +1601,9 @@ static int train_step(struct run *run, struct error *err)
     if (session_in_flight(run->session) == 0 && start_step(run, err)) {
         return err->status;
     }
+    run->late = false;
     if (session_in_flight(run->session) == 1 && !pauses(run, run->started) && !run->stop) {
-        (void)start_step(run, &later);
+        run->late = start_step(run, &later) != STATUS_OK;
     }
     return finish_step(run, err);
 }
@@ -1560,6 +1621,7 @@ static int between_steps(struct run *run, struct error *err)
     if (run->stop) {
         return STATUS_OK;
     }
+    say_doing(run, "validation or sample after step");
     if (run->val && due(run, o->val_every) && validate(run, err)) {
         return err->status;
     }
@@ -1592,7 +1654,8 @@ static int train(struct run *run, struct error *err)
     int status = STATUS_OK;
     run->started = run->saved = run->step;
     while (status == STATUS_OK) {
-        if (session_in_flight(run->session) > 0) {
+        // The others are in a step that this rank could not begin: they agree on nothing now.
+        if (session_in_flight(run->session) > 0 || run->late) {
             status = train_step(run, err);
             continue;
         }
@@ -1654,7 +1717,11 @@ static int draw(struct run *run, struct error *err)
 static int run_training(struct run *run, struct error *err)
 {
     struct options *o = &run->o;
-    if (open_ranks(run, err) || agree_to_start(run, err) || take_cores(run, err) ||
+    if (open_ranks(run, err)) {
+        return err->status;
+    }
+    say_notes(run);
+    if (agree_to_start(run, err) || take_cores(run, err) ||
         (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
         (o->resume && begin_resume(run, err))) {
         return err->status;
@@ -1666,7 +1733,7 @@ static int run_training(struct run *run, struct error *err)
     choose_device(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
         choose_batch(run, err) || check_prompt(run, err) || open_data(run, err) ||
-        check_room(run, err) || make_plan(run, err) ||
+        agree_on_files(run, err) || check_room(run, err) || make_plan(run, err) ||
         open_device(run, &run->prepared.device, err)) {
         return err->status;
     }
@@ -1703,7 +1770,7 @@ static int run_training(struct run *run, struct error *err)
     if (status || set_aside_old(run, err) || open_log(run, err)) {
         return err->status;
     }
-    run->peak_flops = device_matmul_rate(run->dev, 1024);
+    run->peak_flops = device_matmul_rate(run->dev, 1024) * (double)run->ranks;
     fprintf(run->say, "matrix products: %.1f GFLOP/s (MFU is held against this)\n",
             run->peak_flops / 1e9);
     status = agree_to_train(run, err) ? err->status : train(run, err);
@@ -1794,8 +1861,8 @@ int main(int argc, char **argv)
     }
     run.say = run.o.log_json || run.o.generate || run.o.plan_only ? stderr : stdout;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    for (int i = 0; i < run.o.note_count; i++) {
-        fprintf(run.say, "note: %s\n", run.o.notes[i]);
+    if (run.o.plan_only || run.o.generate) {
+        say_notes(&run); // else those of the first rank alone
     }
     catch_signals();
     int status = run.o.plan_only  ? run_plan_only(&run, &err)

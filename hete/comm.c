@@ -106,11 +106,34 @@ static int open_on_gpus(struct comm **out, struct comm *base, const struct comm_
 }
 
 #ifdef USE_MPI
+// Ranks that would talk over NCCL and ranks that would not must not begin to.
+static int agree_on_gpus(struct comm *c, bool gpus, struct error *err)
+{
+    bool all[c->ranks];
+    if (c->transport->all_gather(c, &gpus, all, sizeof gpus, err)) {
+        return err->status;
+    }
+    for (int i = 1; i < c->ranks; i++) {
+        if (all[i] != all[0]) {
+            error_set(err, STATUS_FAIL,
+                      "the ranks are not alike: rank 0 would compute on a %s, rank %d on a %s; "
+                      "--device cpu, or --device cuda where each has a GPU",
+                      all[0] ? "GPU" : "CPU", i, all[i] ? "GPU" : "CPU");
+            c->transport->give_up(c, err->text);
+            return err->status;
+        }
+    }
+    return STATUS_OK;
+}
+
 static int open_mpi(struct comm **out, const struct comm_config *config, int launched,
                     struct error *err)
 {
     const struct comm_launch unsaid = {.local_rank = -1, .local_ranks = -1};
     if (comm_mpi_open(out, config, launched, err)) {
+        return err->status;
+    }
+    if ((*out)->ranks > 1 && agree_on_gpus(*out, config->gpus, err)) {
         return err->status;
     }
     if (config->gpus && (*out)->ranks > 1) {

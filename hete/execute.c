@@ -749,20 +749,30 @@ static double patience_of(const struct executor *e)
     return e->config.watchdog_s > 0 ? e->config.watchdog_s : 300;
 }
 
+// Seconds since *last, of which those do not count in which this process stood still (SIGSTOP, a
+// cluster that lets another job run): nobody waits longer than `longest` between two looks.
+static double awake_since(double *last, double longest)
+{
+    double now = clock_s(), s = now - *last;
+    *last = now;
+    return fmin(s, 2 * longest);
+}
+
 int execute_wait(struct executor *e, uint64_t step, struct error *err)
 {
     struct flight *f = flight_of(e, step);
-    double patience = patience_of(e), since = clock_s();
+    double patience = patience_of(e), last = clock_s(), silent = 0, look = fmin(patience, 1);
     int status = STATUS_OK;
     pthread_mutex_lock(&e->mutex);
     for (uint64_t progress = e->progress; f->left > 0 && !e->error.status && !status;) {
         if (!drive(e)) {
-            rest(e, e->config.device ? POLL_S : fmin(patience, 1));
+            rest(e, e->config.device ? POLL_S : look);
         }
+        silent += awake_since(&last, look);
         if (e->progress != progress) {
             progress = e->progress;
-            since = clock_s();
-        } else if (f->left > 0 && clock_s() - since > patience) {
+            silent = 0;
+        } else if (f->left > 0 && silent > patience) {
             status = starved(e, f, patience, err);
         }
     }

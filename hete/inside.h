@@ -109,6 +109,12 @@ static inline bool is_brought(const struct session *s, size_t u)
     return on_host(s, u) || sharded(s, u);
 }
 
+// Does the next step stand still after one that is not finite?
+static inline bool stands_still(const struct session *s)
+{
+    return s->shape.ranks == 1 || s->plan.hold_updates;
+}
+
 // Index of the region that holds a slice of a unit's valid state on the host, and of the other one.
 static inline size_t current(const struct session *s, size_t u, size_t slice)
 {

@@ -387,7 +387,7 @@ static void clip(struct session *s, uint64_t step)
     s->guesses += s->plan.speculate;
     s->right += s->plan.speculate && right;
     atomic_store(&f->refuted, !right);
-    if (s->lanes && !(isfinite(r->loss) && isfinite(r->norm))) {
+    if (s->lanes && stands_still(s) && !(isfinite(r->loss) && isfinite(r->norm))) {
         execute_hold(s->lanes, step);
     }
 }

@@ -821,12 +821,12 @@ static void cache_path(const struct profile *p, char path[PATH_MAX], char words[
              (unsigned long long)XXH3_64bits(key, least((size_t)n, sizeof key - 1)));
 }
 
-// Costs from the cache, if all ranks have some there.
+// Costs from the cache, if all ranks have some there. path: "" on a rank that has no cache.
 static int read_cache(struct profile *p, struct costs *out, const char *path, bool *cached,
                       struct error *err)
 {
     struct error ignored;
-    double missing = costs_read(out, path, &ignored) != STATUS_OK;
+    double missing = !path[0] || costs_read(out, path, &ignored) != STATUS_OK;
     int status = p->ranks > 1 ? agree(p, &missing, 1, NULL, err) : STATUS_OK;
     *cached = status == STATUS_OK && missing == 0;
     return status || !*cached ? status : agree_on_costs(p, out, err);
@@ -839,9 +839,9 @@ static int cached_or_measured(struct profile *p, struct costs *out, bool *cached
     struct error ignored;
     if (cache) {
         cache_path(p, path, words);
-        if (read_cache(p, out, path, cached, err) || *cached) {
-            return *cached ? STATUS_OK : err->status;
-        }
+    }
+    if (read_cache(p, out, path, cached, err) || *cached) {
+        return *cached ? STATUS_OK : err->status;
     }
     *out = (struct costs){0};
     if (measure_all(p, out, err) || agree_on_costs(p, out, err)) {

@@ -87,6 +87,17 @@ void session_start(struct session *s, const int32_t *tokens, const int32_t *targ
     s->started++;
 }
 
+// Ranks whose updates are not held are in different places of the next step when they hear of it,
+// and some may wait there for others: none is held, the next step ends as it would have.
+static void settle(struct session *s)
+{
+    if (!stands_still(s)) {
+        execute_wait(s->lanes, s->started - 1, &s->error);
+    } else {
+        execute_settle(s->lanes);
+    }
+}
+
 void session_finish(struct session *s, struct session_result *result)
 {
     assert(session_in_flight(s) > 0);
@@ -99,7 +110,7 @@ void session_finish(struct session *s, struct session_result *result)
     *result = s->flight[s->finished % IN_FLIGHT].result;
     s->held = s->lanes && !(isfinite(result->loss) && isfinite(result->norm));
     if (s->held && ok(s)) {
-        execute_settle(s->lanes);
+        settle(s);
     }
     s->finished++;
     s->reported += result->updated;

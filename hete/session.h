@@ -96,7 +96,8 @@ struct session_result {
 void session_start(struct session *s, const int32_t *tokens, const int32_t *targets,
                    const struct session_update *update);
 // Waits for the oldest step in flight. If its loss or norm is not finite, the next step stands
-// still until the next call, so that session_find_nonfinite can look.
+// still until the next call, so that session_find_nonfinite can look; of several ranks that do not
+// hold updates it is finished, too.
 void session_finish(struct session *s, struct session_result *result);
 size_t session_in_flight(const struct session *s);
 

@@ -109,10 +109,87 @@ case_different_data() {
         -i 'a_train*.bin' --steps 5
 }
 
+two_folders() {
+    mkdir "$scratch/a" "$scratch/b"
+    cp "$data"/a_* "$scratch/a"
+    cp "$data"/a_* "$scratch/b"
+}
+
+# The units of the model are others, and so are the messages with which their costs are measured.
+case_different_vocabularies() {
+    two_folders
+    rm "$scratch"/b/a_tokenizer.bin
+    unlike "vocab is '[0-9]*' on rank 0 and '50257' on rank 1" "$bin/train_gpt" \
+        -i 'a_train*.bin' --steps 5 --zero 2
+}
+
+case_different_validation_data() {
+    two_folders
+    printf '\1' | poke "$scratch/b/a_val_000000.bin" 1100
+    unlike "the validation data is '.*' on rank 0 and '.*' on rank 1" "$bin/train_gpt" \
+        -i 'a_train*.bin' -j 'a_val*.bin' --val-every 2 --steps 5
+}
+
+case_different_model_files() {
+    local folder
+    two_folders
+    for folder in a b; do
+        train_gpt "${model[@]}" --steps 1 \
+            --out "$scratch/$folder/out" >/dev/null
+        mv "$scratch/$folder"/out/model_*.bin "$scratch/$folder/model.bin"
+    done
+    printf '\1' | poke "$scratch/b/model.bin" 2000
+    unlike "the content of the model file or checkpoint is '.*' on rank 0" "$bin/train_gpt" \
+        -i 'a_train*.bin' -e model.bin --steps 5
+}
+
+# It measures with the others, whose costs are not kept for it.
+case_a_rank_without_a_cache() {
+    local tries
+    for tries in first second; do
+        launch -np 1 "$bin/train_gpt" "${model[@]}" --steps 2 --zero 2 : -np 1 env -u HOME \
+            -u XDG_CACHE_HOME "$bin/train_gpt" "${model[@]}" --steps 2 --zero 2
+    done
+}
+
+# No rank stands still where another one waits for it.
+case_a_loss_that_is_not_finite() {
+    local rc plan started=$SECONDS
+    for plan in '--zero 2' '--zero 3' '--policy stronghold'; do
+        rc=0
+        # shellcheck disable=SC2086 # words
+        launch -np 3 "$bin/train_gpt" "${model[@]}" -d 96 --steps 400 --lr 10 --weight-decay 1 \
+            --clip 0 --no-guard $plan >"$scratch/log" 2>&1 || rc=$?
+        cat "$scratch/log"
+        [ $rc -eq 1 ]
+        [ "$(grep -ac 'first tensor that is not finite' "$scratch/log")" -eq 1 ]
+    done
+    [ $((SECONDS - started)) -le 60 ]
+}
+
+# Of one rank alone, in the middle of training.
+case_data_that_cannot_be_read_any_more() {
+    two_folders
+    launch -np 1 --wdir "$scratch/a" "$bin/train_gpt" "${model[@]}" -i 'a_train*.bin' \
+        --steps 10000000 -d 64 --out "$scratch/out" : -np 1 --wdir "$scratch/b" "$bin/train_gpt" \
+        "${model[@]}" -i 'a_train*.bin' --steps 10000000 -d 64 --out "$scratch/out" \
+        >"$scratch/log" 2>&1 &
+    job=$!
+    until_true grep -a '| loss' "$scratch/log"
+    mapfile -t pids < <(ranks_of $job)
+    local shard
+    for shard in "$scratch"/b/a_train*; do
+        printf '\377\377' | poke "$shard" 1100 # no token, and another time of change
+    done
+    ended 1 30
+    grep -aq 'rank 1 of 2 .*a_train' "$scratch/log"
+}
+
 case_different_plans() {
     mkdir "$scratch/a" "$scratch/b"
-    (cd "$scratch/a" && "$bin/train_gpt" "${model[@]}" -d 64 --steps 1 --save-plan plan >/dev/null)
-    sed 's/^grad_buffers.*/grad_buffers 2/; s/^\(unit 1.*\) keep/\1 recompute/' "$scratch/a/plan" \
+    launch -np 2 --wdir "$scratch/a" "$bin/train_gpt" "${model[@]}" --steps 1 --policy resident \
+        --save-plan plan >/dev/null
+    sed 's/^unit 0-2 keep\(.*\)/unit 0 keep\1\nunit 1-2 recompute\1/' "$scratch/a/plan" \
         >"$scratch/b/plan"
     differ "$scratch/a/plan" "$scratch/b/plan"
     unlike "the plan is '.*keep.*' on rank 0 and '.*recompute.*' on rank 1" "$bin/train_gpt" \
