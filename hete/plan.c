@@ -259,7 +259,6 @@ static void run_searches(struct search *s)
     search_autohete(s);
     bool its_own = s->plain.ranks <= 1 || s->plain.zero == s->autohete_zero;
     if (its_own && s->autohete_s == INFINITY) { // the first of stage 3
-
         s->autohete = s->best;
         s->autohete_s = s->best_s;
     }
