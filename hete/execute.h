@@ -14,7 +14,8 @@
 //
 // One thread, the caller's, starts and awaits steps; the operations run on the lanes' threads.
 // When an operation fails, nothing more starts and the error is what execute_wait returns. A wait
-// in which nothing finishes for watchdog_s fails and names the operations that are waited for.
+// in which nothing finishes for watchdog_s fails and names the operations that are waited for; time
+// in which nothing but LANE_COMM works is other ranks', and does not count.
 #ifndef HETE_EXECUTE_H
 #define HETE_EXECUTE_H
 

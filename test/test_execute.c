@@ -491,6 +491,33 @@ static void test_watchdog(void **state)
     assert_int_equal(d.started, 2); // what waited for it does not run any more
 }
 
+static int sleep_long(void *ctx, const struct op *op, uint64_t step, struct error *err)
+{
+    (void)ctx;
+    (void)op;
+    (void)step;
+    (void)err;
+    sleep_us(500000);
+    return STATUS_OK;
+}
+
+// An exchange takes as long as the slowest rank does.
+static void test_patience_with_other_ranks(void **state)
+{
+    struct graph g = {0};
+    struct error err = {0};
+    struct execute_config config = {.run = sleep_long, .watchdog_s = 0.1};
+    (void)state;
+    graph_add(&g, 0, LANE_COMM, 0, 0);
+    graph_access(&g, ACCESS_WRITE, BUF_GRADS, 0, 0);
+    assert_int_equal(graph_link(&g, false, &err), STATUS_OK);
+    struct executor *e = open_executor(&config, &g, false);
+    start(e, 0);
+    assert_int_equal(execute_wait(e, 0, &err), STATUS_OK);
+    execute_close(e);
+    graph_free(&g);
+}
+
 // DeepSpeed #8012: lanes without an operation, steps without one.
 static void test_empty(void **state)
 {
@@ -813,6 +840,8 @@ int main(int argc, char **argv)
         {"DeepSpeed #8012 #8058: a failing worker stops the run", test_failing_worker, NULL, NULL,
          NULL},
         {"DeepSpeed #8012 #8058: every wait has a watchdog", test_watchdog, NULL, NULL, NULL},
+        {"waiting for other ranks has no limit here", test_patience_with_other_ranks, NULL, NULL,
+         NULL},
         {"DeepSpeed #8012: lanes and steps without operations", test_empty, NULL, NULL, NULL},
         {"times agree with the edges", test_timings, NULL, NULL, NULL},
         {"pace", test_pace, NULL, NULL, NULL},
