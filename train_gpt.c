@@ -128,6 +128,10 @@ static void say_notes(const struct run *run)
     for (int i = 0; i < run->o.note_count; i++) {
         fprintf(run->say, "note: %s\n", run->o.notes[i]);
     }
+    if (run->ranks == 1 && run->o.zero > 0) {
+        fprintf(run->say, "note: -z %lld (--zero): with one rank there is nothing to shard\n",
+                (long long)run->o.zero);
+    }
 }
 
 // What is emulated, or only planned for another machine, needs no GPU, unless it is asked for.
