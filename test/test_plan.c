@@ -6,6 +6,7 @@
 #include "kernels/gpt.h"
 
 #include "test/cmocka.h"
+#include "test/every_plan.h"
 #include "test/random_problem.h"
 #include "test/tiny.h"
 
@@ -16,89 +17,12 @@
 
 // ---- against all plans --------------------------------------------------------------------------
 
-// The digits of n in base 6 say for each block: recompute or not; device, host, host and stream.
-static void plan_of_number(struct plan *plan, const struct plan_problem *problem, size_t n,
-                           const struct choice *like)
-{
-    size_t blocks = problem->model->units - 1, streamed = 0;
-    bool any_host = like->embed_on_host, any_shared = false;
-    plan_resident(plan, problem->model, problem->B, problem->T, problem->micro_batches,
-                  problem->hold_updates);
-    plan->unit[0].host_optimizer = like->embed_on_host;
-    for (size_t u = 1; u <= blocks; u++, n /= 6) {
-        size_t where = n % 6 / 2;
-        plan->unit[u] = (struct unit_plan){n % 2, where == 2, where > 0, false};
-        streamed += where == 2;
-        any_shared |= where > 0;
-    }
-    any_host |= any_shared;
-    plan->early_adam = like->early_adam;
-    plan->slots = streamed < 2 ? streamed : 2;
-    plan->grad_buffers = any_shared ? 2 : plan->grad_buffers;
-    plan->slices = any_host ? like->slices : 1;
-}
-
-static double best_of_all(struct plan *best, const struct plan_problem *problem)
-{
-    struct search s;
-    struct error err = {0};
-    double best_s = INFINITY;
-    size_t plans = (size_t)pow(6, (double)problem->model->units - 1);
-    search_open(&s, problem, &err);
-    for (int embed = 0; embed < 2; embed++) {
-        for (int early = 0; early <= !problem->hold_updates; early++) {
-            struct choice like = search_usual(&s, false);
-            like.embed_on_host = embed;
-            like.early_adam = early;
-            for (size_t n = 0; n < plans; n++) {
-                struct plan plan;
-                struct plan_bytes bytes;
-                struct prediction p;
-                plan_of_number(&plan, problem, n, &like);
-                assert_int_equal(plan_bytes(&bytes, &s.shape, &plan, SIZE_MAX, &err), STATUS_OK);
-                if (plan_over(&bytes, &problem->budget) == 0) {
-                    assert_true(search_predict(&s, &plan, INFINITY, &p));
-                    if (p.step_s < best_s) {
-                        best_s = p.step_s;
-                        *best = plan;
-                    }
-                }
-            }
-        }
-    }
-    search_close(&s);
-    return best_s;
-}
-
-static void print_plan(const struct plan *plan)
-{
-    for (size_t u = 0; u < plan->units; u++) {
-        const struct unit_plan *d = plan->unit + u;
-        print_error("%s%s ",
-                    d->stream           ? "stream"
-                    : d->host_optimizer ? "host"
-                                        : "device",
-                    d->recompute ? ",recompute" : "");
-    }
-    print_error("early %d\n", plan->early_adam);
-}
-
-// The counts (slots, buffers, slices) are the usual ones; with others auto may even be better.
 static void check_optimal(uint64_t *rng, size_t layers, size_t problems)
 {
     for (size_t i = 0; i < problems; i++) {
         struct random_problem r;
-        struct plan plan, best;
-        struct prediction p;
         random_problem(&r, rng, layers);
-        must_choose(&plan, &p, &r.problem, "auto");
-        double best_s = best_of_all(&best, &r.problem);
-        if (p.step_s > best_s * 1.005) {
-            print_plan(&plan);
-            print_plan(&best);
-            fail_msg("%zu layers, problem %zu: %.2f%% slower than the best plan", layers, i,
-                     100 * (p.step_s / best_s - 1));
-        }
+        must_find_best(&r.problem, 1.005);
     }
 }
 

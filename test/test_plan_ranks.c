@@ -4,6 +4,7 @@
 #include "hete/search.h"
 
 #include "test/cmocka.h"
+#include "test/every_plan.h"
 #include "test/random_problem.h"
 #include "test/tiny.h"
 
@@ -146,91 +147,13 @@ static void the_bound_is_the_least(void **state)
 
 // ---- against all plans --------------------------------------------------------------------------
 
-// The digits of n in base 10 say for each block: recompute or not; device whole, sharded, and
-// streamed too, host, host and stream.
-static void plan_of_number(struct plan *plan, const struct plan_problem *problem, size_t n,
-                           const struct choice *like)
-{
-    size_t blocks = problem->model->units - 1, streamed = 0;
-    bool any_shared = problem->micro_batches > 1, any_host = like->embed_on_host;
-    plan_resident(plan, problem->model, problem->B, problem->T, problem->micro_batches,
-                  problem->hold_updates);
-    plan->ranks = problem->ranks;
-    plan->unit[0].host_optimizer = like->embed_on_host;
-    plan->unit[0].shard = like->embed_on_host || like->embed_shard;
-    for (size_t u = 1; u <= blocks; u++, n /= 10) {
-        size_t where = n % 10 / 2;
-        plan->unit[u] = (struct unit_plan){.recompute = n % 2,
-                                           .stream = where == 2 || where == 4,
-                                           .host_optimizer = where > 2,
-                                           .shard = where > 0};
-        streamed += plan->unit[u].stream;
-        any_shared |= where > 0;
-        any_host |= where > 2;
-    }
-    plan->early_adam = like->early_adam;
-    plan->slots = streamed < 2 ? streamed : 2;
-    plan->grad_buffers = any_shared ? 2 : 0;
-    plan->slices = any_host ? like->slices : 1;
-}
-
-static double best_of_all(struct plan *best, const struct plan_problem *problem)
-{
-    struct search s;
-    struct error err = {0};
-    double best_s = INFINITY;
-    size_t plans = (size_t)pow(10, (double)problem->model->units - 1);
-    search_open(&s, problem, &err);
-    for (size_t i = 0; i < (problem->hold_updates ? 3 : 6); i++) {
-        struct choice like = search_usual(&s, false);
-        like.embed_on_host = i % 3 == 0;
-        like.embed_shard = i % 3 == 1;
-        like.early_adam = i / 3;
-        for (size_t n = 0; n < plans; n++) {
-            struct plan plan;
-            struct plan_bytes bytes;
-            struct prediction p;
-            plan_of_number(&plan, problem, n, &like);
-            assert_int_equal(plan_bytes(&bytes, &s.shape, &plan, SIZE_MAX, &err), STATUS_OK);
-            if (plan_over(&bytes, &problem->budget) == 0 && search_predict(&s, &plan, best_s, &p) &&
-                p.step_s < best_s) {
-                best_s = p.step_s;
-                *best = plan;
-            }
-        }
-    }
-    search_close(&s);
-    return best_s;
-}
-
-static void print_plan(const struct plan *plan)
-{
-    for (size_t u = 0; u < plan->units; u++) {
-        const struct unit_plan *d = plan->unit + u;
-        print_error("%s%s%s%s ", d->host_optimizer ? "host" : "device",
-                    d->shard && !d->host_optimizer ? ",shard" : "", d->stream ? ",stream" : "",
-                    d->recompute ? ",recompute" : "");
-    }
-    print_error("early %d slots %zu grads %zu slices %zu\n", plan->early_adam, plan->slots,
-                plan->grad_buffers, plan->slices);
-}
-
 static void check_optimal(uint64_t *rng, size_t layers, size_t problems)
 {
     for (size_t i = 0; i < problems; i++) {
         struct random_problem r;
-        struct plan plan, best;
-        struct prediction p;
         random_problem(&r, rng, layers);
         random_ranks(&r, rng);
-        must_choose(&plan, &p, &r.problem, "auto");
-        double best_s = best_of_all(&best, &r.problem);
-        if (p.step_s > best_s * 1.01) {
-            print_plan(&plan);
-            print_plan(&best);
-            fail_msg("%zu layers, problem %zu: %.2f%% slower than the best plan", layers, i,
-                     100 * (p.step_s / best_s - 1));
-        }
+        must_find_best(&r.problem, 1.01);
     }
 }
 
