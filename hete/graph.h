@@ -102,13 +102,13 @@ struct op {
     uint32_t first_access, n_accesses; // in graph.accesses
 };
 
-// `to` waits for `from`, or for the `from` of the step before.
 // Lanes that something is to be said of: LANE_COMM only where there are other ranks.
 static inline int lanes_shown(const double busy_s[LANES])
 {
     return busy_s[LANE_COMM] > 0 ? LANES : LANE_COMM;
 }
 
+// `to` waits for `from`, or for the `from` of the step before.
 struct edge {
     uint32_t from, to;
     bool next; // to is in the step after from's

@@ -55,8 +55,8 @@ int machine_read_emulated(struct machine *m, const char *spec, size_t *n, struct
 // slow.
 void machine_costs(struct costs *costs, const struct machine *m, const struct step_shape *shape);
 
-// Does the exchange of a block's gradient wait for the network rather than for
-// the link between the GPUs of a machine?
+// Does the exchange of a block's gradient wait for the network rather than for the link between the
+// GPUs of a machine?
 bool machine_waits_for_network(const struct machine *m, const struct step_shape *shape);
 
 // Costs as a file. What is read is to the bit what was written. comment: one line, or NULL.

@@ -269,15 +269,18 @@ static int take_arenas(struct session *s, struct error *err)
     return STATUS_OK;
 }
 
-// A device that queues stores the norms where the host reads them.
+// A device that queues stores the norms where the host reads them, and sends what ranks share.
 static int check_norms(const struct session *s, struct error *err)
 {
-    for (size_t u = 0; u < s->model->units && s->dev->queues; u++) {
-        if (s->layout.region[BUF_NORM][u].space != SPACE_PINNED) {
-            return error_set(err, STATUS_FAIL,
-                             "--pinned-memory %zu: the norms of %zu units alone need %zu",
-                             s->config.pinned, s->model->units, s->model->units * DEVICE_ALIGN);
-        }
+    const struct region *shared = s->layout.region[BUF_SHARED];
+    bool pinned = shared->bytes == 0 || shared->space == SPACE_PINNED;
+    for (size_t u = 0; u < s->model->units; u++) {
+        pinned = pinned && s->layout.region[BUF_NORM][u].space == SPACE_PINNED;
+    }
+    if (s->dev->queues && !pinned) {
+        return error_set(
+            err, STATUS_FAIL, "--pinned-memory %zu: the norms of %zu units alone need %zu",
+            s->config.pinned, s->model->units, s->model->units * DEVICE_ALIGN + shared->bytes);
     }
     return STATUS_OK;
 }

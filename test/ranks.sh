@@ -19,6 +19,13 @@ make_data "$data/a" 200
 model=(-i "$data/a_train*.bin" --layers 2 --hidden 32 --heads 2 --seq 16 --max-seq 32
     --micro-batch 2 --total-batch 128 --threads 1 --host-threads 1 --val-every 0 --sample-every 0)
 
+# near DIR DIR TOLERANCE: the losses of two runs
+near() {
+    losses "$1/metrics.jsonl" >"$scratch/losses.1"
+    losses "$2/metrics.jsonl" >"$scratch/losses.2"
+    close_to "$3" "$scratch/losses.1" "$scratch/losses.2"
+}
+
 # launch ARGUMENT...: mpirun, ended after a while
 launch() {
     timeout -k 5 100 mpirun --oversubscribe "$@" </dev/null

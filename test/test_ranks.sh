@@ -17,13 +17,6 @@ ranks() {
         >"$scratch/log" 2>&1
 }
 
-# near FILE FILE RELATIVE: as many losses in both, no two further apart
-near() {
-    paste <(losses "$1/metrics.jsonl") <(losses "$2/metrics.jsonl") | awk -v most="$3" '
-        { d = ($1 - $2) / $1; d = d < 0 ? -d : d; worst = d > worst ? d : worst }
-        END { print NR " losses, " worst " apart"; exit !(NR > 0 && worst <= most) }'
-}
-
 as_one() { # DTYPE RELATIVE
     local n
     train_gpt "${model[@]}" --dtype "$1" --steps 20 --out "$scratch/one" >/dev/null
