@@ -1,8 +1,8 @@
 // What keeps the lanes of a device that queues apart: that a clean run is free of races, and that
 // a run in which the executor forgets one kind of waiting is not, whatever the schedule.
-#include "kernels/clock.h"
 #include "kernels/driver.h"
 #include "test/cmocka.h"
+#include "test/cuda/hasty.h"
 #include "test/cuda/sim.h"
 #include "test/tiny.h"
 
@@ -22,20 +22,6 @@ static void no_await(struct device *dev, enum device_lane lane, size_t mark)
     (void)lane;
     (void)mark;
     awaited++;
-}
-
-static bool passed_at_once(struct device *dev, size_t mark)
-{
-    (void)dev;
-    (void)mark;
-    return true;
-}
-
-static double passed_now(struct device *dev, size_t mark)
-{
-    (void)dev;
-    (void)mark;
-    return clock_s();
 }
 
 // Every block streamed through two slots, gradients out, optimizers on the host.

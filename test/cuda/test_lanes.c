@@ -3,9 +3,9 @@
 // an operation by the host finds its inputs there. And what becomes of it when one kind of waiting
 // is forgotten.
 #include "hete/execute.h"
-#include "kernels/clock.h"
 #include "kernels/driver.h"
 #include "test/cmocka.h"
+#include "test/cuda/hasty.h"
 #include "test/cuda/sim.h"
 #include "test/random_graph.h"
 #include "test/tiny.h"
@@ -214,20 +214,6 @@ static void test_no_await(void **state)
     sim_forget_reports();
     // Where the operation before it has touched things by the host alone nothing is raced for.
     assert_true(forgotten > SEEDS / 4 && seen >= forgotten * 3 / 4);
-}
-
-static bool passed_at_once(struct device *dev, size_t mark)
-{
-    (void)dev;
-    (void)mark;
-    return true;
-}
-
-static double passed_now(struct device *dev, size_t mark)
-{
-    (void)dev;
-    (void)mark;
-    return clock_s();
 }
 
 // The host takes for done what is only queued.
