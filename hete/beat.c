@@ -25,6 +25,8 @@ struct beat {
     pthread_mutex_t lock; // of what follows
     pthread_cond_t told;
     struct beat_doing own;
+    bool waits;
+    uint64_t moves;              // operations of this rank's begun, and messages done
     bool stop, giving_up, ended; // ended: the thread tells nobody anything any more
     struct error why;            // set before `failed`
     atomic_bool failed;
@@ -34,6 +36,8 @@ struct beat {
     struct pollfd *polls;        // [1 + ranks]: wake, then this machine's processes; fd < 0: none
     struct beat_doing neighbour; // the right one
     double silence_s;            // of the right neighbour
+    uint64_t seen;               // of `moves`
+    double stalled_s;            // since when all wait, and nothing moves
     double sent_s;               // when the last beat left
     int dead;                    // a process that the kernel says has ended; -1: none
     double dead_s;               // since when
@@ -62,14 +66,16 @@ static struct beat_doing own_doing(struct beat *b)
 {
     pthread_mutex_lock(&b->lock);
     struct beat_doing d = b->own;
+    bool waits = b->waits || d.leaves;
     pthread_mutex_unlock(&b->lock);
+    d.waiting = !waits ? 0 : b->neighbour.waiting < b->ranks ? b->neighbour.waiting + 1 : b->ranks;
     return d;
 }
 
 static void tell_all(struct beat *b, enum beat_kind kind, const char *text, int except)
 {
     struct beat_message m = {.kind = kind, .doing = own_doing(b)};
-    snprintf(m.text, sizeof m.text, "%s", text);
+    snprintf(m.text, sizeof m.text, "%.*s", (int)sizeof m.text - 1, text);
     b->wire.tell(b->wire.ctx, &m, except);
 }
 
@@ -163,6 +169,27 @@ static bool look_for_dead(struct beat *b, double now, bool leaves)
     return false;
 }
 
+// Do all wait for each other, for too long?
+static bool is_stalled(struct beat *b, const struct beat_doing *own, double awake_s)
+{
+    char text[sizeof((struct beat_message *)0)->text];
+    pthread_mutex_lock(&b->lock);
+    bool moves = b->moves != b->seen;
+    b->seen = b->moves;
+    pthread_mutex_unlock(&b->lock);
+    b->stalled_s = !moves && own->waiting == b->ranks ? b->stalled_s + awake_s : 0;
+    if (b->stalled_s < b->config.stall_s + b->ranks * b->beat_s) {
+        return false;
+    }
+    snprintf(text, sizeof text,
+             "all %d ranks have done nothing but wait for each other for %.3g s: something between "
+             "them is stuck",
+             b->ranks, b->stalled_s);
+    tell_all(b, BEAT_GONE, text, -1);
+    end(b, text);
+    return true;
+}
+
 static bool judge(struct beat *b, double now, double awake_s)
 {
     struct beat_doing own = own_doing(b);
@@ -186,7 +213,7 @@ static bool judge(struct beat *b, double now, double awake_s)
             return false;
         }
     }
-    return true;
+    return !is_stalled(b, &own, awake_s);
 }
 
 static void *beat_main(void *arg)
@@ -251,6 +278,21 @@ void beat_begin(struct beat *b, enum comm_thread thread)
 {
     pthread_mutex_lock(&b->lock);
     b->own.begun[thread]++;
+    b->moves++;
+    pthread_mutex_unlock(&b->lock);
+}
+
+void beat_moves(struct beat *b)
+{
+    pthread_mutex_lock(&b->lock);
+    b->moves++;
+    pthread_mutex_unlock(&b->lock);
+}
+
+void beat_waits(struct beat *b, bool waits)
+{
+    pthread_mutex_lock(&b->lock);
+    b->waits = waits;
     pthread_mutex_unlock(&b->lock);
 }
 

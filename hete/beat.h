@@ -10,6 +10,10 @@
 // On one machine the kernel says at once when a process has ended (pidfd). Whoever finds out tells
 // all.
 //
+// What a beat also says is how many ranks, from its own to the right, do nothing but wait for
+// others. That is all of them only if nobody is at work; if it stays so for stall_s, and for as
+// long as the news needs to come around, and nothing moves, whoever finds out tells all.
+//
 // A rank that leaves (beat_leave) with fewer operations begun than the one that watches it would be
 // waited for without end: that is found here, too.
 #ifndef HETE_BEAT_H
@@ -33,6 +37,7 @@ enum { BEAT_DOING_BYTES = 96 };
 struct beat_doing {
     char text[COMM_THREADS][BEAT_DOING_BYTES];
     uint64_t begun[COMM_THREADS]; // operations
+    int waiting;                  // ranks, from this one to the right
     bool leaves;
 };
 
@@ -66,6 +71,10 @@ void beat_close(struct beat *b);
 void beat_doing(struct beat *b, enum comm_thread thread, const char *text);
 // This rank begins an operation that the others have to take part in.
 void beat_begin(struct beat *b, enum comm_thread thread);
+// Of an operation that has begun: a part of what it sends and receives is done.
+void beat_moves(struct beat *b);
+// This rank does nothing but wait for others, until it says that it does.
+void beat_waits(struct beat *b, bool waits);
 // This rank begins no more of them: that its process ends is not a death.
 void beat_leave(struct beat *b);
 void beat_abort(struct beat *b, const char *why);

@@ -65,6 +65,18 @@ static struct comm_launch launch_of(void)
     return l;
 }
 
+int comm_launched_rank(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
+    struct comm_launch l = launch_of();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (index_in(names[i]) >= 0) {
+            return index_in(names[i]);
+        }
+    }
+    return l.ranks > 0 ? l.rank : 0;
+}
+
 bool comm_meets(bool gpus, int *rank)
 {
     struct comm_launch l = launch_of();
@@ -84,6 +96,15 @@ static int refuse_strays(const struct comm_launch *l, struct error *err)
                            "srun has started %d tasks that do not know of each other: "
                            "srun --mpi=pmix (srun --mpi=list names what there is)",
                            l->ranks);
+}
+
+static int refuse_size(int size, struct error *err)
+{
+    const char *rank = getenv("RANK");
+    return error_set(err, STATUS_FAIL,
+                     "WORLD_SIZE is %d, but RANK is %s: a launcher sets both, RANK from 0 to %d; "
+                     "without other ranks unset WORLD_SIZE",
+                     size, rank ? rank : "not there", size - 1);
 }
 
 static int open_on_gpus(struct comm **out, struct comm *base, const struct comm_config *config,
@@ -110,7 +131,7 @@ static int open_on_gpus(struct comm **out, struct comm *base, const struct comm_
 static int agree_on_gpus(struct comm *c, bool gpus, struct error *err)
 {
     bool all[c->ranks];
-    if (c->transport->all_gather(c, &gpus, all, sizeof gpus, err)) {
+    if (comm_all_gather(c, &gpus, all, sizeof gpus, err)) {
         return err->status;
     }
     for (int i = 1; i < c->ranks; i++) {
@@ -165,11 +186,15 @@ int comm_open(struct comm **out, const struct comm_config *config, struct error 
     size_t longest = (size_t)1 << 30;
     c.silence_s = c.silence_s > 0 ? c.silence_s : 20;
     c.start_s = c.start_s > 0 ? c.start_s : 120;
+    c.stall_s = c.stall_s > 0 ? c.stall_s : 300;
     c.message_bytes = c.message_bytes ? c.message_bytes : (size_t)1 << 24;
     c.message_bytes = c.message_bytes < longest ? c.message_bytes : longest;
     *out = NULL;
     if (launched != 1) {
         return open_mpi(out, &c, launched, err);
+    }
+    if (launch.ranks == 0 && number_in("WORLD_SIZE") > 1) {
+        return refuse_size(number_in("WORLD_SIZE"), err);
     }
     if (launch.ranks <= 1) {
         return open_alone(out, err);
@@ -232,6 +257,13 @@ void comm_doing(struct comm *c, enum comm_thread thread, const char *text)
     }
 }
 
+void comm_waits(struct comm *c, bool waits)
+{
+    if (c->ranks > 1) {
+        c->transport->waits(c, waits);
+    }
+}
+
 // ---- small ones ---------------------------------------------------------------------------------
 
 static void copy(void *to, const void *from, size_t bytes)
@@ -241,10 +273,23 @@ static void copy(void *to, const void *from, size_t bytes)
     }
 }
 
+// Around the main thread's operations.
+static const struct transport *waiting(struct comm *c)
+{
+    c->transport->waits(c, true);
+    return c->transport;
+}
+
+static int waited(struct comm *c, int status)
+{
+    c->transport->waits(c, false);
+    return status;
+}
+
 int comm_all_gather(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
 {
     if (c->ranks > 1) {
-        return c->transport->all_gather(c, mine, all, bytes, err);
+        return waited(c, waiting(c)->all_gather(c, mine, all, bytes, err));
     }
     copy(all, mine, bytes);
     return STATUS_OK;
@@ -252,12 +297,12 @@ int comm_all_gather(struct comm *c, const void *mine, void *all, size_t bytes, s
 
 int comm_broadcast(struct comm *c, void *x, size_t bytes, int from, struct error *err)
 {
-    return c->ranks > 1 ? c->transport->broadcast(c, x, bytes, from, err) : STATUS_OK;
+    return c->ranks > 1 ? waited(c, waiting(c)->broadcast(c, x, bytes, from, err)) : STATUS_OK;
 }
 
 int comm_barrier(struct comm *c, struct error *err)
 {
-    return c->ranks > 1 ? c->transport->barrier(c, err) : STATUS_OK;
+    return c->ranks > 1 ? waited(c, waiting(c)->barrier(c, err)) : STATUS_OK;
 }
 
 // ---- agreement ----------------------------------------------------------------------------------
@@ -317,7 +362,7 @@ static int spread(struct comm *c, const char *mine, size_t bytes, int from, char
 {
     uint64_t size = bytes;
     *theirs = NULL;
-    if (c->transport->broadcast(c, &size, sizeof size, from, err)) {
+    if (comm_broadcast(c, &size, sizeof size, from, err)) {
         return err->status;
     }
     *theirs_bytes = size;
@@ -328,7 +373,7 @@ static int spread(struct comm *c, const char *mine, size_t bytes, int from, char
     if (c->rank == from) {
         copy(*theirs, mine, bytes);
     }
-    return c->transport->broadcast(c, *theirs, size, from, err);
+    return comm_broadcast(c, *theirs, size, from, err);
 }
 
 // Of a long text, what is around the first byte that differs from the other's.
@@ -373,7 +418,7 @@ static int compare(struct comm *c, const char *mine, size_t bytes, const char *o
     if (!all) {
         return no_memory(c, err);
     }
-    int status = c->transport->all_gather(c, &differs, all, sizeof differs, err);
+    int status = comm_all_gather(c, &differs, all, sizeof differs, err);
     int rank = 0;
     for (int i = 1; i < c->ranks && status == STATUS_OK; i++) {
         rank = all[i] < all[rank] ? i : rank;

@@ -18,10 +18,11 @@
 //
 // Liveness. A rank that is killed, stopped or cut off is noticed by every other rank: on its own
 // node at once where it has ended, else when nothing was heard of it for silence_s. How long an
-// operation takes is never held against a rank; it is its heartbeat thread that has to answer. Then
-// config.gone is called, on a thread of the transport's, and after it returned, which it need not,
-// every call that waits or comes later fails with the same message. A rank that fails by itself
-// says why first: comm_abort.
+// operation takes is never held against a rank; it is its heartbeat thread that has to answer. But
+// nobody waits for ever: if all ranks do nothing but wait for each other for stall_s, and nothing
+// moves between them, they all end. In each of these cases config.gone is called, on a thread of
+// the transport's, and after it returned, which it need not, every call that waits or comes later
+// fails with the same message. A rank that fails by itself says why first: comm_abort.
 #ifndef HETE_COMM_H
 #define HETE_COMM_H
 
@@ -38,6 +39,7 @@ struct comm_config {
     // limit of MPI's own end. 0: 20. All ranks give the same.
     double silence_s;
     double start_s;       // the limit of MPI's own start. 0: 120
+    double stall_s;       // see Liveness. 0: 300
     size_t message_bytes; // what is longer is sent in several messages. 0: 2^24; at most 2^30
     bool gpus;            // the lane's memory is that of GPUs, one for each rank
     const char *dir;      // where ranks of GPUs meet without MPI: that of this run. NULL: nowhere
@@ -50,8 +52,9 @@ struct comm_config {
 };
 
 // Called by all ranks, once in a process. STATUS_FAIL: the launcher has started several ranks and
-// this build has no MPI or one that does not know of them; MPI has no threads; no memory; no GPU
-// for each rank, or NCCL does not connect them. STATUS_USAGE: where no `dir` is given and needed.
+// this build has no MPI or one that does not know of them; it does not say which this is; MPI has
+// no threads; no memory; no GPU for each rank, or NCCL does not connect them. STATUS_USAGE: where
+// no `dir` is given and needed.
 int comm_open(struct comm **out, const struct comm_config *config, struct error *err);
 
 // Called by all ranks that have not failed, with no other thread in a call: waits for the others,
@@ -68,6 +71,10 @@ int comm_local_ranks(const struct comm *c);
 // Index of this rank's GPU among those that the process sees; 0 without GPUs.
 int comm_gpu(const struct comm *c);
 
+// The rank that a launcher says this process is, before comm_open or without it; 0: or there is no
+// launcher.
+int comm_launched_rank(void);
+
 // Will comm_open need a directory in which the ranks meet? Rank 0 has locked it before. *rank: this
 // process's.
 bool comm_meets(bool gpus, int *rank);
@@ -81,6 +88,10 @@ void comm_abort(struct comm *c, const char *why);
 // Copied, and cut after 95 bytes. "": nothing worth telling. Costs nothing with one rank.
 enum comm_thread { COMM_MAIN, COMM_LANE, COMM_THREADS };
 void comm_doing(struct comm *c, enum comm_thread thread, const char *text);
+
+// Of the main thread: it waits for the lane, and nothing else is at work here; or no longer so. In
+// the calls below that is known anyway.
+void comm_waits(struct comm *c, bool waits);
 
 // ---- the main thread, between steps -------------------------------------------------------------
 

@@ -276,6 +276,8 @@ static int run_flows(struct mpi *m, struct flow *in, struct flow *out, struct er
         }
         if (n == 0) {
             rest(&looks);
+        } else {
+            beat_moves(m->beat);
         }
     }
 }
@@ -486,6 +488,11 @@ static void give_up(struct comm *c, const char *why)
     beat_abort(((struct mpi *)c)->beat, why);
 }
 
+static void waits(struct comm *c, bool waits)
+{
+    beat_waits(((struct mpi *)c)->beat, waits);
+}
+
 static void begin(struct comm *c, enum comm_thread thread)
 {
     beat_begin(((struct mpi *)c)->beat, thread);
@@ -533,6 +540,7 @@ static const struct transport mpi_transport = {
     .close = close_mpi,
     .give_up = give_up,
     .doing = doing,
+    .waits = waits,
     .all_gather = all_gather,
     .broadcast = broadcast,
     .barrier = barrier,

@@ -187,6 +187,7 @@ static int copy(struct nccl *n, void *to, const void *from, size_t bytes, cudaSt
 static int begin(struct nccl *n, enum comm_thread thread, struct error *err)
 {
     n->base->transport->begin(n->base, thread);
+    n->base->transport->waits(n->base, true); // the lane's calls, too, are the main thread's
     return n->error.status ? failed(n, err) : STATUS_OK;
 }
 
@@ -198,10 +199,11 @@ static cudaStream_t lane_stream(const struct nccl *n)
 // Queued; and done, where there is no device yet, and with it nobody to wait for it.
 static int end(struct nccl *n, ncclResult_t result, const char *what, struct error *err)
 {
-    if (queued(n, n->lane, result, what, 0, err)) {
+    if (queued(n, n->lane, result, what, 0, err) || (!n->dev && done(n, n->stream, what, 0, err))) {
         return err->status;
     }
-    return n->dev ? STATUS_OK : done(n, n->stream, what, 0, err);
+    n->base->transport->waits(n->base, false);
+    return STATUS_OK;
 }
 
 static char *piece(const struct comm_pieces *p, const void *x, int rank)
@@ -441,6 +443,12 @@ static void doing(struct comm *c, enum comm_thread thread, const char *text)
     base->transport->doing(base, thread, text);
 }
 
+static void waits(struct comm *c, bool waits)
+{
+    struct comm *base = ((struct nccl *)c)->base;
+    base->transport->waits(base, waits);
+}
+
 // ---- end ----------------------------------------------------------------------------------------
 
 // Who waits for the device is not to wait for the others' kernels.
@@ -501,6 +509,7 @@ static const struct transport nccl_transport = {
     .close = close_nccl,
     .give_up = give_up,
     .doing = doing,
+    .waits = waits,
     .all_gather = all_gather,
     .broadcast = broadcast,
     .barrier = barrier,

@@ -758,15 +758,40 @@ static double awake_since(double *last, double longest)
     return fmin(s, 2 * longest);
 }
 
+// Is the lane at work? Of what a device has been given, the first of each lane is, once nothing is
+// pending that it waits for in other lanes.
+static bool works(struct executor *e, const struct lane_state *l)
+{
+    if (l->n_queued == 0) {
+        return l->running != NOWHERE;
+    }
+    position at = l->queue[0].at;
+    size_t op = op_of(e, at);
+    for (uint32_t k = e->first_pred[op]; k < e->first_pred[op + 1]; k++) {
+        if (pending_pred(e, at, k) != NOWHERE) {
+            return false;
+        }
+    }
+    return true;
+}
+
 // Is an exchange with other ranks all that runs? It lasts as long as the slowest of them; that one
 // is gone is not told by time (comm.h).
-static bool only_others_work(const struct executor *e)
+static bool only_others_work(struct executor *e)
 {
     bool here = false;
     for (int i = 0; i < LANES; i++) {
-        here |= i != LANE_COMM && (e->lane[i].running != NOWHERE || e->lane[i].n_queued);
+        here |= i != LANE_COMM && works(e, e->lane + i);
     }
-    return !here && e->lane[LANE_COMM].running != NOWHERE;
+    return !here && works(e, e->lane + LANE_COMM);
+}
+
+static void tell(struct executor *e, bool waits, bool *told)
+{
+    if (e->config.waits && (waits || *told)) {
+        e->config.waits(e->config.ctx, waits);
+    }
+    *told = waits;
 }
 
 int execute_wait(struct executor *e, uint64_t step, struct error *err)
@@ -774,13 +799,16 @@ int execute_wait(struct executor *e, uint64_t step, struct error *err)
     struct flight *f = flight_of(e, step);
     double patience = patience_of(e), last = clock_s(), silent = 0, look = fmin(patience, 1);
     int status = STATUS_OK;
+    bool told = false;
     pthread_mutex_lock(&e->mutex);
     for (uint64_t progress = e->progress; f->left > 0 && !e->error.status && !status;) {
         if (!drive(e)) {
             rest(e, e->config.device ? POLL_S : look);
         }
         double waited = awake_since(&last, look);
-        silent += only_others_work(e) ? 0 : waited;
+        bool others = only_others_work(e);
+        tell(e, others, &told);
+        silent += others ? 0 : waited;
         if (e->progress != progress) {
             progress = e->progress;
             silent = 0;
@@ -788,6 +816,7 @@ int execute_wait(struct executor *e, uint64_t step, struct error *err)
             status = starved(e, f, patience, err);
         }
     }
+    tell(e, false, &told);
     if (!status && e->error.status) {
         *err = e->error;
         status = err->status;

@@ -14,8 +14,9 @@
 //
 // One thread, the caller's, starts and awaits steps; the operations run on the lanes' threads.
 // When an operation fails, nothing more starts and the error is what execute_wait returns. A wait
-// in which nothing finishes for watchdog_s fails and names the operations that are waited for; time
-// in which nothing but LANE_COMM works is other ranks', and does not count.
+// in which nothing finishes for watchdog_s fails and names the operations that are waited for. Time
+// in which nothing but LANE_COMM works is other ranks', and does not count: what else is queued on
+// a device then waits for that lane.
 #ifndef HETE_EXECUTE_H
 #define HETE_EXECUTE_H
 
@@ -31,6 +32,9 @@ struct execute_config {
     struct device *device; // NULL: none that queues
     double watchdog_s;     // 0: 300
     uint64_t chaos;        // seed; 0: none
+    // Told by execute_wait, with a mutex held: from now on nothing but LANE_COMM works, or
+    // something does again. May be NULL.
+    void (*waits)(void *ctx, bool for_others);
     // Chaos only: called before an operation runs, for each access that overwrites; fills the
     // buffer with what nobody should see.
     void (*poison)(void *ctx, const struct op *op, const struct access *access);

@@ -419,6 +419,11 @@ static void doing(struct comm *c, enum comm_thread thread, const char *text)
     beat_doing(((struct meet *)c)->beat, thread, text);
 }
 
+static void waits(struct comm *c, bool waits)
+{
+    beat_waits(((struct meet *)c)->beat, waits);
+}
+
 static void begin(struct comm *c, enum comm_thread thread)
 {
     beat_begin(((struct meet *)c)->beat, thread);
@@ -452,6 +457,7 @@ static const struct transport meet_transport = {
     .close = close_meet,
     .give_up = give_up,
     .doing = doing,
+    .waits = waits,
     .begin = begin,
     .failed = has_failed,
     .leave = leave,

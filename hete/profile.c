@@ -719,17 +719,25 @@ static int agree(struct profile *p, double *x, size_t n, const bool *rate, struc
     return status;
 }
 
+static double once_among(struct profile *p, work_fn *work, size_t arg)
+{
+    comm_waits(p->config->comm, true);
+    double s = once(p, work, arg);
+    comm_waits(p->config->comm, false);
+    return s;
+}
+
 // As measure(), but all ranks try equally often.
 static double measure_among(struct profile *p, work_fn *work, size_t arg)
 {
     double times[TRIES_MAX];
-    double first = (once(p, work, arg), once(p, work, arg));
+    double first = (once_among(p, work, arg), once_among(p, work, arg));
     if (p->lost.status || agree(p, &first, 1, NULL, &p->lost) || first > LONG) {
         return first;
     }
     size_t n = (size_t)fmin(fmax(ENOUGH / fmax(first, SECONDS_MIN), TRIES_MIN), TRIES_MAX);
     for (size_t i = 0; i < n; i++) {
-        times[i] = once(p, work, arg);
+        times[i] = once_among(p, work, arg);
     }
     return median(times, n);
 }

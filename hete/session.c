@@ -311,10 +311,17 @@ static bool needs_lanes(const struct session *s)
            s->config.pace || s->config.lanes;
 }
 
+static void wait_for_others(void *ctx, bool waits)
+{
+    struct session *s = ctx;
+    comm_waits(s->config.comm, waits);
+}
+
 static int open_lanes(struct session *s, struct error *err)
 {
     struct execute_config lanes = {.run = run_op,
                                    .ctx = s,
+                                   .waits = s->config.comm ? wait_for_others : NULL,
                                    .device = s->dev->queues ? s->dev : NULL,
                                    .watchdog_s = s->config.watchdog_s,
                                    .chaos = s->config.chaos,

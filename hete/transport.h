@@ -10,6 +10,7 @@ struct transport {
     int (*close)(struct comm *, struct error *); // frees it
     void (*give_up)(struct comm *, const char *why);
     void (*doing)(struct comm *, enum comm_thread, const char *text);
+    void (*waits)(struct comm *, bool waits); // comm.c tells of the main thread's calls
     int (*all_gather)(struct comm *, const void *mine, void *all, size_t bytes, struct error *);
     int (*broadcast)(struct comm *, void *x, size_t bytes, int from, struct error *);
     int (*barrier)(struct comm *, struct error *);

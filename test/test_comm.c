@@ -504,19 +504,26 @@ static void own_fault(const char *kind)
     }
 }
 
+// Pieces of 1000 elements, and room for an exchange of them.
+static void cut_thousands(struct cut *c, void **x, void **stage)
+{
+    size_t bytes = 4000 * (size_t)ranks;
+    for (int i = 0; i < ranks; i++) {
+        c->first[i] = 1000 * (size_t)i;
+        c->n[i] = 1000;
+    }
+    c->p = (struct comm_pieces){4, c->first, c->n};
+    *x = to_lane(memory(bytes), bytes);
+    *stage = to_lane(memory(bytes), bytes);
+}
+
 // The last rank meets its fate while the others exchange, or sleep.
 static void mode_fault(const char *kind, bool asleep)
 {
     struct error err;
-    size_t first[MOST_RANKS], n[MOST_RANKS];
-    for (int i = 0; i < ranks; i++) {
-        first[i] = 1000 * (size_t)i;
-        n[i] = 1000;
-    }
-    struct comm_pieces p = {4, first, n};
-    char *x = memory(4000 * (size_t)ranks), *stage = memory(4000 * (size_t)ranks);
-    x = to_lane(x, 4000 * (size_t)ranks);
-    stage = to_lane(stage, 4000 * (size_t)ranks);
+    struct cut c;
+    void *x, *stage;
+    cut_thousands(&c, &x, &stage);
     fprintf(stderr, "process %d\n", getpid());
     signal(SIGTERM, SIG_IGN); // what mpirun sends first: train_gpt would finish its step
     for (int i = 0;; i++) {
@@ -532,7 +539,7 @@ static void mode_fault(const char *kind, bool asleep)
             sleep(1);
         }
         // Where no `gone` ends the process before.
-        if (lane_done(comm_exchange(comm, stage, x, &p, &err), &err)) {
+        if (lane_done(comm_exchange(comm, stage, x, &c.p, &err), &err)) {
             go(&err);
         }
         usleep(1000);
@@ -550,6 +557,25 @@ static void mode_slow(double silence_s)
     if (rank == 0) {
         usleep((useconds_t)(1.5e6 * silence_s)); // the others wait in comm_close
     }
+}
+
+// All wait, but not for the same: nothing will ever come.
+static void mode_stall(void)
+{
+    struct error err;
+    struct cut c;
+    void *x, *stage;
+    cut_thousands(&c, &x, &stage);
+    comm_doing(comm, COMM_MAIN, "step 3");
+    if (rank < ranks - 1) {
+        check_status(comm_barrier(comm, &err), &err);
+    } else {
+        comm_waits(comm, true);
+        int status = comm_exchange(comm, stage, x, &c.p, &err);
+        comm_waits(comm, true); // for what a device has queued
+        check_status(lane_done(status, &err), &err);
+    }
+    check(false, "something has come", 0);
 }
 
 static void mode_pause(double silence_s)
@@ -638,6 +664,7 @@ static int run_rank(int argc, char **argv)
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     struct comm_config config = {.silence_s = argc > 3 ? strtod(argv[3], NULL) : 0,
                                  .start_s = strcmp(mode, "late") == 0,
+                                 .stall_s = 1,
                                  .gpus = getenv("TEST_DEVICE") != NULL,
                                  .dir = getenv("TEST_DIR"),
                                  .gone = strstr(mode, "-quiet") ? NULL : gone};
@@ -668,6 +695,8 @@ static int run_rank(int argc, char **argv)
         mode_agree();
     } else if (strcmp(mode, "slow") == 0) {
         mode_slow(config.silence_s);
+    } else if (strcmp(mode, "stall") == 0) {
+        mode_stall();
     } else if (strcmp(mode, "pause") == 0) {
         mode_pause(config.silence_s);
     } else if (strcmp(mode, "large") == 0) {

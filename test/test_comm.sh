@@ -34,6 +34,19 @@ case_stray() {
         "$scratch/output"
 }
 
+case_half_a_launcher() {
+    rc=0
+    env -u RANK WORLD_SIZE=4 "$program" barrier >"$scratch/output" 2>&1 || rc=$?
+    [ "$rc" -eq 1 ]
+    rc=0
+    RANK=4 WORLD_SIZE=4 "$program" barrier >>"$scratch/output" 2>&1 || rc=$?
+    cat "$scratch/output"
+    [ "$rc" -eq 1 ]
+    grep -q 'WORLD_SIZE is 4, but RANK is not there: ' "$scratch/output"
+    grep -q 'WORLD_SIZE is 4, but RANK is 4: a launcher sets both, RANK from 0 to 3' \
+        "$scratch/output"
+}
+
 case_mode() { # N MODE SEED [SILENCE_S]
     echo "seed $3"
     ranks "$1" "$program" "${@:2}" >"$scratch/output" 2>&1 || {
@@ -94,6 +107,15 @@ case_alone() { # N MODE WORDS
     wait
 }
 
+case_stall() { # N
+    local rc=0
+    ranks "$1" "$program" stall "$seed" 2 >"$scratch/output" 2>&1 || rc=$?
+    cat "$scratch/output"
+    [ "$rc" -ne 0 ] && [ "$rc" -ne 124 ]
+    grep -q "^rank [0-9]*: all $1 ranks have done nothing but wait for each other for .*'step 3'" \
+        "$scratch/output"
+}
+
 case_late() {
     rc=0
     ranks 2 "$program" late 1 >"$scratch/output" 2>&1 || rc=$?
@@ -103,6 +125,7 @@ case_late() {
 }
 
 tap_case 'ranks that MPI does not know are refused' case_stray
+tap_case 'a WORLD_SIZE without its RANK is refused' case_half_a_launcher
 tap_case '1 rank: data' case_mode 1 data "$seed"
 tap_case '1 rank: agreement' case_mode 1 agree "$seed"
 for n in 2 3 4; do
@@ -116,6 +139,8 @@ tap_case '4 ranks: barrier' case_mode 4 barrier "$seed"
 tap_case '3 ranks: long work is no death' case_mode 3 slow "$seed" 1
 tap_case '2 ranks: one that was stopped for a while goes on' case_mode 2 pause "$seed" 2
 tap_case '2 ranks: one that never comes' case_late
+tap_case '2 ranks: all wait for each other' case_stall 2
+tap_case '4 ranks: all wait for each other' case_stall 4
 
 silent='has not been heard of for 2'
 ended='has ended without a word'

@@ -63,6 +63,17 @@ case_fault() {
     done
 }
 
+case_stall() { # N
+    local p
+    alone "$1" stall "$seed" 2
+    for p in "${pids[@]}"; do
+        wait "$p" && return 1
+    done
+    cat "$scratch/output"
+    [ "$(grep -c "^rank [0-9]*: all $1 ranks have done nothing but wait for each other.*'step 3'" \
+        "$scratch/output")" -eq "$1" ]
+}
+
 case_late() {
     local victim
     alone 2 late 1
@@ -83,6 +94,7 @@ tap_case '3 ranks: barrier' case_mode 3 barrier random
 tap_case '2 ranks: long work is no death' case_mode 2 slow random 1
 tap_case '2 ranks: one that was stopped for a while goes on' case_mode 2 pause random 2
 tap_case '2 ranks: one that never comes' case_late
+tap_case '3 ranks: all wait for each other' case_stall 3
 ended='has ended without a word'
 tap_case '3 ranks: one is killed' case_fault 3 kill "$ended"
 tap_case '3 ranks: one is killed, and calls that wait fail' case_fault 3 kill-quiet "$ended"

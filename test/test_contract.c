@@ -7,6 +7,7 @@
 // plans (300); TEST_SEED replays a run, and each case prints its own seed.
 #include "hete/comm.h"
 #include "hete/plan.h"
+#include "kernels/clock.h"
 
 #include "test/cmocka.h"
 #include "test/scratch.h"
@@ -216,6 +217,42 @@ static void test_random_plans(void **state)
     assert_true(plans < 100 || (outcomes[0] > 0 && outcomes[1] > 0));
 }
 
+// A rank that is longer in coming than the watchdog waits for anything here.
+static void test_slow_rank(void **state)
+{
+    uint64_t rng = test_seed();
+    (void)state;
+    if (comm_ranks(comm) == 1) {
+        skip();
+    }
+    for (int i = 0; i < 2; i++) {
+        struct scenario c;
+        struct plan plan;
+        struct gpt gpt;
+        struct tiny t;
+        struct session_result result;
+        random_scenario(&c, &rng);
+        struct gpt_config config = tiny_config(&c.shape);
+        gpt_open(&gpt, &config);
+        tiny_random_plan(&plan, &rng, &gpt.model, &c.shape, c.hold);
+        c.shape.plan = &plan;
+        c.shape.memory = tiny_device_bytes(&c.shape);
+        c.shape.watchdog_s = 3;
+        tiny_open(&t, &c.shape);
+        tiny_scramble(&t, 7);
+        if (comm_rank(comm) == comm_ranks(comm) - 1) {
+            clock_sleep_until(clock_s() + 5);
+        }
+        struct session_update update = update_of(&c, 0);
+        session_step(t.s, c.batch, c.batch + t.tokens, &update, &result);
+        if (session_error(t.s)->status) {
+            fail_msg("%s", session_error(t.s)->text);
+        }
+        tiny_close(&t);
+        free(c.batch);
+    }
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -225,6 +262,7 @@ int main(int argc, char **argv)
         {"fairscale #496, torchtune #1867, diffusers #14657, prime-rl PR#3109: random plans under "
          "chaos give the bits of a plain run",
          test_random_plans, NULL, NULL, NULL},
+        {"a slow rank is waited for", test_slow_rank, NULL, NULL, NULL},
     };
     return tiny_ranks_end(comm, cmocka_run_group_tests_name("contract", tests, NULL, NULL));
 }

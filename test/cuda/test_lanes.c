@@ -235,6 +235,90 @@ static void test_not_done(void **state)
     assert_true(seen > SEEDS / 4);
 }
 
+// ---- patience -----------------------------------------------------------------------------------
+
+#define LONG_S 0.6 // how long the operations take, and
+#define DOG_S  0.2 // how long nothing may finish
+
+static double begun_s;
+
+static bool passed_late(struct device *dev, size_t mark)
+{
+    return clock_s() > begun_s + LONG_S && whole->passed(dev, mark);
+}
+
+static size_t told_others, told_here;
+
+static void count_told(void *ctx, bool for_others)
+{
+    (void)ctx;
+    told_others += for_others;
+    told_here += !for_others;
+}
+
+// An operation of the comm lane and one of the compute lane; the second waits for the first or,
+// apart, takes long at the same time.
+static int wait_for_two(bool comm_first, bool apart, struct error *err)
+{
+    struct machine m;
+    struct graph g, spare;
+    struct executor *e;
+    open_machine(&m, &spare, 1);
+    g = (struct graph){0};
+    for (size_t i = 0; i < 2; i++) {
+        bool comm = comm_first == (i == 0);
+        graph_add(&g, 0, comm ? LANE_COMM : LANE_COMPUTE, (unsigned)i, 0);
+        graph_access(&g, ACCESS_UPDATE, apart && i ? BUF_X : BUF_GRADS, 0, 0);
+    }
+    assert_int_equal(graph_link(&g, false, err), STATUS_OK);
+    m.g = &g;
+    struct execute_config config = {
+        .run = run_op, .ctx = &m, .device = m.dev, .watchdog_s = DOG_S, .waits = count_told};
+    whole = m.dev->driver;
+    broken = *whole;
+    broken.passed = passed_late;
+    m.dev->driver = &broken;
+    told_others = told_here = 0;
+    assert_int_equal(execute_open(&e, &config, err), STATUS_OK);
+    assert_int_equal(execute_load(e, &g, false, NULL, err), STATUS_OK);
+    begun_s = clock_s();
+    int status = execute_start(e, 0, err);
+    status = status ? status : execute_wait(e, 0, err);
+    execute_close(e);
+    m.dev->driver = whole;
+    device_sync(m.dev);
+    device_close(m.dev);
+    graph_free(&g);
+    graph_free(&spare);
+    return status;
+}
+
+// What waits for an exchange is queued behind it: that lasts as long as the slowest rank.
+static void test_patience(void **state)
+{
+    struct error err = {0};
+    (void)state;
+    if (wait_for_two(true, false, &err)) {
+        fail_msg("%s", err.text);
+    }
+    assert_true(told_others > 0);
+    assert_int_equal(told_here, 1);
+}
+
+// Not so what this rank's own device does, be there an exchange that waits for it or one that does
+// not.
+static void test_no_patience(void **state)
+{
+    (void)state;
+    for (int apart = 0; apart < 2; apart++) {
+        struct error err = {0};
+        assert_int_equal(wait_for_two(false, apart, &err), STATUS_FAIL);
+        assert_non_null(strstr(err.text, "nothing has finished for 0.2 s"));
+        assert_non_null(strstr(err.text, "compute lane: "));
+        assert_int_equal(told_others, 0);
+    }
+}
+
 int main(void)
 {
     static enum device_lane compute = DEVICE_COMPUTE, comm = DEVICE_COMM;
@@ -243,6 +327,8 @@ int main(void)
         {"compute that does not wait", test_no_await, NULL, NULL, &compute},
         {"comm that does not wait", test_no_await, NULL, NULL, &comm},
         {"what is queued is not done", test_not_done, NULL, NULL, NULL},
+        {"an exchange takes as long as the slowest rank", test_patience, NULL, NULL, NULL},
+        {"other operations do not", test_no_patience, NULL, NULL, NULL},
     };
     return cmocka_run_group_tests_name("lanes", tests, NULL, NULL);
 }
