@@ -75,7 +75,7 @@ struct run {
     struct watch watch; // if planned
     uint64_t updates;   // done by Adam: skipped ones do not count
     size_t bad_steps;   // in a row
-    bool late;          // the next step should be under way, but its data could not be had
+    struct error late;  // the next step should be under way, but its data could not be had
     bool damaged;       // the parameters hold values that are not finite: not worth saving
     struct outlier loss_window, norm_window;
     double peak_flops;
@@ -115,11 +115,15 @@ static void say_last_checkpoint(const struct run *run)
     }
 }
 
-// A rank is gone: nobody waits for it. On the transport's thread.
+// A rank is gone: nobody waits for it. On the transport's thread. How to go on the first rank says,
+// or, if it is the one, whoever is left.
 static void rank_is_gone(void *ctx, const struct error *err)
 {
+    const struct run *run = ctx;
     fprintf(stderr, "train_gpt: %s\n", err->text);
-    say_last_checkpoint(ctx);
+    if (run->rank == 0 || strncmp(err->text, "rank 0 ", strlen("rank 0 ")) == 0) {
+        say_last_checkpoint(run);
+    }
     _exit(STATUS_FAIL);
 }
 
@@ -128,7 +132,7 @@ static void say_notes(const struct run *run)
     for (int i = 0; i < run->o.note_count; i++) {
         fprintf(run->say, "note: %s\n", run->o.notes[i]);
     }
-    if (run->ranks == 1 && run->o.zero > 0) {
+    if (run->ranks == 1 && run->o.gpus * run->o.nodes == 1 && run->o.zero > 0) {
         fprintf(run->say, "note: -z %lld (--zero): with one rank there is nothing to shard\n",
                 (long long)run->o.zero);
     }
@@ -261,12 +265,25 @@ static int agree_on_plan(struct run *run, struct error *err)
     return status;
 }
 
-// What follows from files that may be others elsewhere. Before costs are measured, where ranks talk
-// about the units of their model; and the number of collectives of a validation depends on its
-// data.
-static int agree_on_files(struct run *run, struct error *err)
+// What the options have become. Before costs are measured, where ranks talk about the units of
+// their model; and how long samples are depends on the tokenizer.
+static int agree_on_model(struct run *run, struct comm_value *values, size_t n, struct error *err)
 {
     static char options[OPTIONS_SAVED_MAX];
+    char tokenizer[32] = "none";
+    if (run->tokenizer) {
+        snprintf(tokenizer, sizeof tokenizer, "%016llx",
+                 (unsigned long long)tokenizer_hash(run->tokenizer));
+    }
+    values[n++] = (struct comm_value){"the tokenizer", tokenizer};
+    options_save(&run->o, options, sizeof options);
+    return agree_with_options(run, options, values, n, err);
+}
+
+// What follows from files that may be others elsewhere. The number of collectives of a validation
+// depends on its data.
+static int agree_on_files(struct run *run, struct error *err)
+{
     static struct comm_value values[AGREED_MAX];
     char resumed[32] = "none", data[32], val[32] = "none", examples[32];
     if (run->resumed.fd >= 0) {
@@ -281,8 +298,7 @@ static int agree_on_files(struct run *run, struct error *err)
     values[1] = (struct comm_value){"the training data", data};
     values[2] = (struct comm_value){"the validation data", val};
     values[3] = (struct comm_value){"the number of --eval's examples", examples};
-    options_save(&run->o, options, sizeof options);
-    return agree_with_options(run, options, values, 4, err);
+    return agree_on_model(run, values, 4, err);
 }
 
 // What has to be the same everywhere, or the sums would be of different things.
@@ -455,14 +471,19 @@ static int write_checkpoint(struct run *run, struct error *err)
 static int save_checkpoint(struct run *run, struct error *err)
 {
     struct error later;
+    bool whole = false;
+    int status;
     say_doing(run, "checkpoint of step");
     if (run->rank > 0) {
-        return stream_follow(run->session, run->comm, err);
+        status = stream_follow(run->session, run->comm, &whole, err);
+    } else {
+        status = write_checkpoint(run, err);
+        whole = status == STATUS_OK;
+        if (run->ranks > 1 && stream_done(run->comm, whole, whole ? err : &later) && whole) {
+            status = err->status;
+        }
     }
-    int status = write_checkpoint(run, err);
-    if (run->ranks > 1 && stream_done(run->comm, status ? &later : err) && !status) {
-        return err->status;
-    }
+    run->saved = whole ? run->step : run->saved;
     return status;
 }
 
@@ -550,7 +571,9 @@ static int check_outputs(const struct run *run, struct error *err)
 static int check_room(struct run *run, struct error *err)
 {
     struct model_header h = header_of(run);
-    return run->o.out[0] ? checkpoint_room(run->o.out, &h, (uint64_t)run->o.keep, err) : STATUS_OK;
+    return run->rank == 0 && run->o.out[0]
+               ? checkpoint_room(run->o.out, &h, (uint64_t)run->o.keep, err)
+               : STATUS_OK;
 }
 
 static void say_refused(void *ctx, const char *path, const char *reason)
@@ -756,8 +779,10 @@ static int choose_batch(struct run *run, struct error *err)
     }
     if (o->total_batch % micro != 0 && choose) {
         return error_set(err, STATUS_USAGE,
-                         "--total-batch %lld is not a multiple of --seq %lld tokens",
-                         (long long)o->total_batch, (long long)o->seq);
+                         "--total-batch %lld is not a multiple of --seq %lld x %lld ranks = %lld "
+                         "tokens",
+                         (long long)o->total_batch, (long long)o->seq, (long long)ranks,
+                         (long long)micro);
     }
     if (o->total_batch % micro != 0) {
         return error_set(err, STATUS_USAGE,
@@ -1029,7 +1054,7 @@ static int plan_scaling(struct report_subject *subject, struct scale_point *poin
                         struct error *err)
 {
     size_t B = config->B ? config->B : automatic->error[0] ? 1 : automatic->B;
-    if (subject->gpus * subject->nodes == 1) {
+    if (subject->gpus * subject->nodes == 1 || config->comm) {
         return STATUS_OK;
     }
     subject->scaling = points;
@@ -1051,15 +1076,42 @@ static int report_all(const struct run *run, const struct report_subject *subjec
     return any ? STATUS_OK : error_set(err, STATUS_FAIL, "no policy's plan fits");
 }
 
+// Where ranks have measured: how many there are. Machines that have different numbers of them count
+// as one.
+static void count_machines(const struct run *run, struct report_subject *subject)
+{
+    if (run->ranks > 1) {
+        size_t here = (size_t)comm_local_ranks(run->comm);
+        subject->nodes = run->ranks % here ? 1 : run->ranks / here;
+        subject->gpus = run->ranks / subject->nodes;
+        subject->ranks = true;
+    }
+}
+
+// Ranks measure this machine together; what is asked of a machine file the first one answers.
+static int open_planning_ranks(struct run *run, struct error *err)
+{
+    if (run->o.machine[0]) {
+        return STATUS_OK;
+    }
+    return open_ranks(run, err) || agree_to_start(run, err) || take_cores(run, err) ? err->status
+                                                                                    : STATUS_OK;
+}
+
 static int run_plan_only(struct run *run, struct error *err)
 {
+    static struct comm_value values[AGREED_MAX];
     struct policy_result *results;
     struct scale_point points[SCALE_POINTS_MAX];
     char name[96];
     size_t n;
+    if (open_planning_ranks(run, err)) {
+        return err->status;
+    }
+    say_notes(run);
     choose_device(run);
     if (tokenizer_beside(&run->tokenizer, run->o.train, err) || choose_model(run, err) ||
-        choose_batch(run, err)) {
+        choose_batch(run, err) || (run->comm && agree_on_model(run, values, 0, err))) {
         return err->status;
     }
     struct prepare_config config = prepare_config(run);
@@ -1079,6 +1131,7 @@ static int run_plan_only(struct run *run, struct error *err)
         .gpus = config.gpus,
         .nodes = config.nodes,
     };
+    count_machines(run, &subject);
     int status = plan_scaling(&subject, points, &config, results, err);
     status = status ? status : report_all(run, &subject, results, n, err);
     free(results);
@@ -1101,7 +1154,7 @@ static int set_aside_old(struct run *run, struct error *err)
 {
     size_t count = 0;
     uint64_t first = run->step + (run->step > 0);
-    if (!run->o.out[0]) {
+    if (run->rank > 0 || !run->o.out[0]) {
         return STATUS_OK;
     }
     if (checkpoint_set_aside(run->o.out, first, &count, err)) {
@@ -1148,7 +1201,7 @@ static int known_floor(const struct run *run, double *floor, struct error *err)
 static int open_log(struct run *run, struct error *err)
 {
     struct log_config config = {
-        .dir = run->o.out[0] ? run->o.out : NULL,
+        .dir = run->rank == 0 && run->o.out[0] ? run->o.out : NULL,
         .next = run->step,
         .steps = run->steps,
         .bar = isatty(fileno(run->say)),
@@ -1254,6 +1307,7 @@ static int sample(struct run *run, uint64_t seed, struct error *err)
         .temperature = run->o.temperature,
         .top_k = (size_t)run->o.top_k,
         .seed = seed,
+        .comm = run->ranks > 1 ? run->comm : NULL,
     };
     int status = encode_prompt(run, &prompt, err);
     if (status == STATUS_OK) {
@@ -1274,6 +1328,7 @@ static int run_generate(struct run *run, struct error *err)
         return error_set(err, STATUS_USAGE,
                          "--generate needs a trained --model FILE (model_*.bin), not %s", o->model);
     }
+    say_notes(run);
     choose_device(run);
     if (tokenizer_beside(&run->tokenizer, o->train, err) || choose_model(run, err) ||
         check_prompt(run, err)) {
@@ -1481,6 +1536,10 @@ static int find_nonfinite(struct run *run, char *where, size_t size, struct erro
 static int report_nonfinite(struct run *run, const struct session_result *r, struct error *err)
 {
     char where[256];
+    if (run->ranks > 1 && run->late.status) { // the others may be in that step: they cannot look
+        *err = run->late;
+        return err->status;
+    }
     if (find_nonfinite(run, where, sizeof where, err)) {
         return err->status;
     }
@@ -1601,13 +1660,12 @@ static bool pauses(const struct run *run, uint64_t step)
 // its data cannot be had: in that case the error shows when its turn has come.
 static int train_step(struct run *run, struct error *err)
 {
-    struct error later;
     if (session_in_flight(run->session) == 0 && start_step(run, err)) {
         return err->status;
     }
-    run->late = false;
+    run->late.status = STATUS_OK;
     if (session_in_flight(run->session) == 1 && !pauses(run, run->started) && !run->stop) {
-        run->late = start_step(run, &later) != STATUS_OK;
+        (void)start_step(run, &run->late);
     }
     return finish_step(run, err);
 }
@@ -1659,7 +1717,7 @@ static int train(struct run *run, struct error *err)
     run->started = run->saved = run->step;
     while (status == STATUS_OK) {
         // The others are in a step that this rank could not begin: they agree on nothing now.
-        if (session_in_flight(run->session) > 0 || run->late) {
+        if (session_in_flight(run->session) > 0 || run->late.status) {
             status = train_step(run, err);
             continue;
         }
@@ -1669,10 +1727,11 @@ static int train(struct run *run, struct error *err)
         bool stop = run->step >= run->steps || run->stop;
         if (run->saves && run->step > run->saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
-                say_last_checkpoint(run);
+                if (run->rank == 0) {
+                    say_last_checkpoint(run);
+                }
                 return err->status;
             }
-            run->saved = run->step;
         }
         status = between_steps(run, err);
         if (stop || run->stop) {
@@ -1688,7 +1747,8 @@ static int train(struct run *run, struct error *err)
     // Of several ranks this one may be the only one that has failed: the others would not give
     // what they hold.
     bool alone = run->ranks == 1;
-    if (run->saves && run->step > run->saved && !run->damaged && (run->stop || (status && alone))) {
+    bool save = status ? alone : run->stop;
+    if (run->saves && run->step > run->saved && !run->damaged && save) {
         struct error saving;
         if (save_checkpoint(run, &saving)) {
             fprintf(stderr, "train_gpt: %s\n", saving.text);
@@ -1701,7 +1761,7 @@ static int train(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
-    if (status && (run->damaged || !alone)) {
+    if (status && (run->damaged || !alone) && run->rank == 0) {
         say_last_checkpoint(run);
     }
     return status;
@@ -1729,9 +1789,6 @@ static int run_training(struct run *run, struct error *err)
         (run->rank == 0 && (lock_out(run, err) || check_outputs(run, err))) ||
         (o->resume && begin_resume(run, err))) {
         return err->status;
-    }
-    if (run->rank > 0) { // the first one writes
-        o->out[0] = 0;
     }
     guess_val(run);
     choose_device(run);
@@ -1865,10 +1922,13 @@ int main(int argc, char **argv)
     }
     run.say = run.o.log_json || run.o.generate || run.o.plan_only ? stderr : stdout;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (run.o.plan_only || run.o.generate) {
-        say_notes(&run); // else those of the first rank alone
-    }
     catch_signals();
+    bool alone = run.o.generate || (run.o.plan_only && run.o.machine[0]);
+    if (alone && comm_launched_rank() > 0) {
+        fprintf(stderr, "train_gpt: rank %d has nothing to do: --%s is done by rank 0\n",
+                comm_launched_rank(), run.o.generate ? "generate" : "plan-only");
+        return STATUS_OK;
+    }
     int status = run.o.plan_only  ? run_plan_only(&run, &err)
                  : run.o.generate ? run_generate(&run, &err)
                                   : run_training(&run, &err);

@@ -688,6 +688,12 @@ uint32_t tokenizer_eot(const struct tokenizer *t)
     return t->eot;
 }
 
+uint64_t tokenizer_hash(const struct tokenizer *t)
+{
+    uint64_t lengths = XXH3_64bits_withSeed(t->start, (t->vocab + 1) * sizeof *t->start, t->eot);
+    return XXH3_64bits_withSeed(t->bytes, t->start[t->vocab], lengths);
+}
+
 const unsigned char *tokenizer_decode(const struct tokenizer *t, uint32_t id, size_t *len)
 {
     if (id >= t->vocab) {

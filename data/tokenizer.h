@@ -57,6 +57,7 @@ void tokenizer_free(struct tokenizer *tokenizer);
 
 uint32_t tokenizer_vocab(const struct tokenizer *tokenizer);
 uint32_t tokenizer_eot(const struct tokenizer *tokenizer);
+uint64_t tokenizer_hash(const struct tokenizer *tokenizer); // of all tokens and end-of-text
 
 // The bytes of a token (not NUL-terminated; they may be part of a character only). NULL and
 // *len = 0 for id >= vocabulary. End-of-text gives its spelling, "<|endoftext|>".

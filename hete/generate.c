@@ -1,5 +1,6 @@
 // generate.c - feeds tokens to a session one by one and draws the next from its logits.
 #include "hete/generate.h"
+#include "hete/comm.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -115,8 +116,11 @@ int generate(struct session *s, const struct generate_config *config, const int3
         }
         int32_t token = choose_token(logits, config->vocab, config->temperature, config->top_k,
                                      uniform(config->seed, made), order);
+        if (config->comm) { // exp may round in another way elsewhere
+            status = comm_broadcast(config->comm, &token, sizeof token, 0, err);
+        }
         text[n++] = token;
-        if (!emit(ctx, token) || token == config->eot) {
+        if (status || !emit(ctx, token) || token == config->eot) {
             break;
         }
     }

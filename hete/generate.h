@@ -12,6 +12,7 @@ struct generate_config {
     double temperature; // 0: the likeliest token
     size_t top_k;       // choose among the k likeliest; 0: among all
     uint64_t seed;
+    struct comm *comm; // the session's other ranks, which generate along; NULL: none
 };
 
 // Feeds the prompt (at least one token), then chooses tokens and hands each to `emit` as it comes;

@@ -203,11 +203,13 @@ static int check_room(const struct context *x, struct error *err)
     if (needs <= has) {
         return STATUS_OK;
     }
+    bool divisible = x->ranks > 1 && x->config->zero < 3;
     return error_set(err, STATUS_FAIL,
                      "training needs %zu bytes of this machine's memory, of which %zu are free: "
                      "%zu bytes too many; a smaller model, --micro-batch or --seq needs less, and "
-                     "so may a --device-memory below %zu",
-                     needs, has, needs - has, p->device_bytes);
+                     "so may a --device-memory below %zu%s",
+                     needs, has, needs - has, p->device_bytes,
+                     divisible ? ", or --zero 3, which divides the model among the ranks" : "");
 }
 
 // ---- costs --------------------------------------------------------------------------------------

@@ -621,10 +621,12 @@ void report_policies(FILE *out, const struct report_subject *subject,
 {
     const struct budget *budget = &subject->problem->budget;
     if (all_gpus(subject) > 1) {
+        const char *one = subject->ranks ? "rank" : "GPU";
         fprintf(out,
-                "%zu GPUs, %zu on each of %zu machine%s: batch and memory are one GPU's, tok/s "
-                "all of them\n",
-                all_gpus(subject), subject->gpus, subject->nodes, subject->nodes == 1 ? "" : "s");
+                "%zu %ss, %zu on each of %zu machine%s: batch and memory are one %s's, tok/s all "
+                "of them\n",
+                all_gpus(subject), one, subject->gpus, subject->nodes,
+                subject->nodes == 1 ? "" : "s", one);
     }
     fprintf(out, "%-16s %8s %10s %9s %7s %7s %9s %9s %9s\n", "policy", "batch", "step ms", "tok/s",
             "MFU", "/bound", "device", "pinned", "host");

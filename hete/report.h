@@ -45,6 +45,7 @@ struct report_subject {
     const struct plan_problem *problem;
     double flops;       // of one step, by the usual count (6N + 6LCT per token)
     size_t gpus, nodes; // of each node; they share a step's rows, the problem is one GPU's part
+    bool ranks;         // they have measured, and are called ranks
     const struct scale_point *scaling;
     size_t n_scaling; // 0: not looked into
 };

@@ -6,15 +6,15 @@
 
 #define PIECE ((size_t)1 << 20) // elements that are asked for at a time
 
-// What the first rank asks for; n 0: nothing more.
+// What the first rank asks for; n 0: nothing more, and whether what it wrote is whole.
 struct request {
-    uint64_t state, unit, at, n;
+    uint64_t state, unit, at, n, whole;
 };
 
 static int read_piece(const struct stream *s, size_t unit, size_t at, float *x, size_t n,
                       struct error *err)
 {
-    struct request r = {s->state, unit, at, n};
+    struct request r = {s->state, unit, at, n, 0};
     if (s->comm && comm_broadcast(s->comm, &r, sizeof r, 0, err)) {
         return err->status;
     }
@@ -39,7 +39,7 @@ static int move(const struct stream *s, float *x, size_t first, size_t n, bool t
     return session_moved(s->session, err);
 }
 
-int stream_follow(struct session *session, struct comm *comm, struct error *err)
+int stream_follow(struct session *session, struct comm *comm, bool *whole, struct error *err)
 {
     float *x = malloc(PIECE * sizeof *x);
     struct request r = {.n = 1};
@@ -49,13 +49,14 @@ int stream_follow(struct session *session, struct comm *comm, struct error *err)
         session_read(session, (enum state)r.state, r.unit, r.at, x, r.n);
         status = session_moved(session, err);
     }
+    *whole = r.whole;
     free(x);
     return status;
 }
 
-int stream_done(struct comm *comm, struct error *err)
+int stream_done(struct comm *comm, bool whole, struct error *err)
 {
-    struct request r = {0};
+    struct request r = {.whole = whole};
     return comm_broadcast(comm, &r, sizeof r, 0, err);
 }
 

@@ -29,8 +29,9 @@ struct stream {
 int stream_give(void *stream, void *file, size_t first, size_t n, struct error *err);
 int stream_take(void *stream, void *file, size_t first, size_t n, struct error *err);
 
-// The other ranks', until the first one's stream_done. STATUS_FAIL: no memory, or a rank is gone.
-int stream_follow(struct session *session, struct comm *comm, struct error *err);
-int stream_done(struct comm *comm, struct error *err);
+// The other ranks', until the first one's stream_done, which says whether its files are whole.
+// STATUS_FAIL: no memory, or a rank is gone.
+int stream_follow(struct session *session, struct comm *comm, bool *whole, struct error *err);
+int stream_done(struct comm *comm, bool whole, struct error *err);
 
 #endif

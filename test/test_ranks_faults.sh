@@ -115,12 +115,17 @@ two_folders() {
     cp "$data"/a_* "$scratch/b"
 }
 
-# The units of the model are others, and so are the messages with which their costs are measured.
-case_different_vocabularies() {
+# The units of the model are others, and so are the messages with which their costs are measured;
+# with the same vocabulary samples end at other tokens.
+case_different_tokenizers() {
+    local words
     two_folders
     rm "$scratch"/b/a_tokenizer.bin
-    unlike "vocab is '[0-9]*' on rank 0 and '50257' on rank 1" "$bin/train_gpt" \
-        -i 'a_train*.bin' --steps 5 --zero 2
+    for words in '--steps 5 --zero 2' '--steps 5 --vocab 50257' --plan-only; do
+        # shellcheck disable=SC2086 # words
+        unlike "the tokenizer is '[0-9a-f]*' on rank 0 and 'none' on rank 1" "$bin/train_gpt" \
+            -i 'a_train*.bin' $words
+    done
 }
 
 case_different_validation_data() {
@@ -183,6 +188,20 @@ case_data_that_cannot_be_read_any_more() {
     done
     ended 1 30
     grep -aq 'rank 1 of 2 .*a_train' "$scratch/log"
+}
+
+# The first one is the one that writes: others say how to go on.
+case_the_first_rank_is_killed() {
+    local rc=0 started=$SECONDS
+    long_run
+    kill -KILL "${pids[0]}"
+    wait $job || rc=$?
+    tail -n 20 "$scratch/log"
+    [ $rc -ne 0 ]
+    [ $((SECONDS - started)) -le 30 ]
+    grep -aq 'rank 0 of 3 .* has ended without a word.*step [0-9]' "$scratch/log"
+    grep -aq 'the last checkpoint is that of step [0-9]*, in .*/out: --resume' "$scratch/log"
+    goes_on
 }
 
 case_different_plans() {

@@ -63,6 +63,22 @@ case_policies_have_the_same_bits() {
     [ "$(sed -n '/^device memory/,/sealed/s/.*arena, sealed *//p' "$scratch/capped")" -le $cap ]
 }
 
+# The ranks measure together, and one of them answers; what is another machine's needs but one.
+case_only_a_plan() {
+    local words=(--plan-only)
+    launch -np 2 "$bin/train_gpt" "${model[@]}" "${words[@]}" >"$scratch/out" 2>"$scratch/err"
+    cat "$scratch/err" "$scratch/out"
+    grep -q '^2 ranks, 2 on each of 1 machine: batch and memory are one rank' "$scratch/out"
+    [ "$(grep -c '^budget ' "$scratch/out")" -eq 1 ]
+    [ "$(grep -c '^model: ' "$scratch/err")" -eq 1 ]
+    grep -q '^policy .* comm$' "$scratch/out"
+    launch -np 2 "$bin/train_gpt" "${model[@]}" "${words[@]}" --format json >"$scratch/out"
+    [ "$(grep -o '"gpus": 2' "$scratch/out" | wc -l)" -eq 1 ]
+    launch -np 2 "$bin/train_gpt" "${model[@]}" "${words[@]}" --gpus 2 \
+        --machine scripts/machines/a100-40g >"$scratch/out" 2>"$scratch/err"
+    [ "$(grep -c '^2 GPUs, 2 on each of 1 machine' "$scratch/out")" -eq 1 ]
+}
+
 case_the_micro_batch_is_chosen_by_all() {
     ranks 3 chosen -b auto
     ranks 3 given -b "$(sed -n 's/^step: [0-9]* x \([0-9]*\) rows.*/\1/p' "$scratch/chosen")"

@@ -54,6 +54,16 @@ case_fewer_cores_than_ranks() {
     [ "$(grep -c warning "$scratch/log")" -eq 1 ]
 }
 
+# What takes one process is done by one.
+case_a_text_is_generated_once() {
+    train_gpt "${model[@]}" --steps 1 --out "$scratch/out" >/dev/null
+    generate=(-e "$(compgen -G "$scratch/out/model_*.bin")" --generate --sample-tokens 5 --seed 3)
+    train_gpt "${generate[@]}" >"$scratch/one"
+    launch -np 3 "$bin/train_gpt" "${generate[@]}" >"$scratch/three" 2>"$scratch/err"
+    diff "$scratch/one" "$scratch/three"
+    grep -q '^train_gpt: rank 2 has nothing to do: --generate is done by rank 0' "$scratch/err"
+}
+
 # Of the process in a trace with this name: its number.
 process() {
     sed -n "s/.*\"pid\":\\([0-9]*\\),.*\"process_name\".*\"$2\".*/\\1/p" "$1"

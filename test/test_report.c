@@ -519,8 +519,14 @@ static void policies_are_told_to_people(void **state)
          .tokens_per_s = 600,
          .network = true,
          .prediction = {.step_s = 0.2, .exposed_s = {[LANE_HOST] = 0.01, [LANE_COMM] = 0.03}}}};
-    struct report_subject subject = {"model", "machine", &c.problem, 1e11,
-                                     1,       2,         points,     COUNT(points)};
+    struct report_subject subject = {.model = "model",
+                                     .machine = "machine",
+                                     .problem = &c.problem,
+                                     .flops = 1e11,
+                                     .gpus = 1,
+                                     .nodes = 2,
+                                     .scaling = points,
+                                     .n_scaling = COUNT(points)};
     report_policies(open_text(), &subject, results, COUNT(results));
     char *text = close_text();
     static const char *const told[] = {
@@ -595,7 +601,8 @@ static void odd_numbers_leave_reports_readable(void **state)
         assert_null(strstr(text, "nan"));
         free(text);
     }
-    struct report_subject subject = {"m", "m", &c.problem, 0, 1, 1, NULL, 0};
+    struct report_subject subject = {
+        .model = "m", .machine = "m", .problem = &c.problem, .gpus = 1, .nodes = 1};
     ok(report_policies_json(open_text(), &subject, NULL, 0, &err), &err);
     free(close_text());
 }
@@ -611,7 +618,8 @@ static void a_full_disk_is_an_error(void **state)
     }
     setvbuf(full, NULL, _IONBF, 0);
     random_case(&c);
-    struct report_subject subject = {"m", "m", &c.problem, 0, 1, 1, NULL, 0};
+    struct report_subject subject = {
+        .model = "m", .machine = "m", .problem = &c.problem, .gpus = 1, .nodes = 1};
     assert_int_equal(report_policies_json(full, &subject, NULL, 0, &err), STATUS_FAIL);
     has(err.text, "cannot write");
     fclose(full);
