@@ -57,7 +57,7 @@ struct run {
     struct comm *comm;         // the other ranks; NULL unless training
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
     bool stop, saves;          // what all ranks know: of a signal, of the first one's --out
-    uint64_t saved;            // step of the last checkpoint
+    _Atomic uint64_t saved;    // step of the last checkpoint; the transport's thread reads it, too
     uint64_t loaded;           // hash of the parameters and moments that were read; 0: none were
     struct device *dev, *host; // host: the CPU's part of a step; NULL without a plan
     struct session *session;
@@ -115,15 +115,12 @@ static void say_last_checkpoint(const struct run *run)
     }
 }
 
-// A rank is gone: nobody waits for it. On the transport's thread. How to go on the first rank says,
-// or, if it is the one, whoever is left.
+// A rank is gone: nobody waits for it. On the transport's thread. All that are left say how to go
+// on, for nobody knows who else is.
 static void rank_is_gone(void *ctx, const struct error *err)
 {
-    const struct run *run = ctx;
     fprintf(stderr, "train_gpt: %s\n", err->text);
-    if (run->rank == 0 || strncmp(err->text, "rank 0 ", strlen("rank 0 ")) == 0) {
-        say_last_checkpoint(run);
-    }
+    say_last_checkpoint(ctx);
     _exit(STATUS_FAIL);
 }
 
@@ -463,6 +460,7 @@ static int write_checkpoint(struct run *run, struct error *err)
         checkpoint_done(dir, run->step, err)) {
         return err->status;
     }
+    run->saved = run->step;
     return checkpoint_prune(dir, run->step, (uint64_t)run->o.keep, (uint64_t)run->o.major_every,
                             err);
 }
@@ -478,8 +476,8 @@ static int save_checkpoint(struct run *run, struct error *err)
         status = stream_follow(run->session, run->comm, &whole, err);
     } else {
         status = write_checkpoint(run, err);
-        whole = status == STATUS_OK;
-        if (run->ranks > 1 && stream_done(run->comm, whole, whole ? err : &later) && whole) {
+        whole = run->saved == run->step;
+        if (run->ranks > 1 && stream_done(run->comm, whole, status ? &later : err) && !status) {
             status = err->status;
         }
     }
@@ -1727,9 +1725,7 @@ static int train(struct run *run, struct error *err)
         bool stop = run->step >= run->steps || run->stop;
         if (run->saves && run->step > run->saved && (due(run, run->o.checkpoint_every) || stop)) {
             if (save_checkpoint(run, err)) {
-                if (run->rank == 0) {
-                    say_last_checkpoint(run);
-                }
+                say_last_checkpoint(run);
                 return err->status;
             }
         }
@@ -1761,7 +1757,7 @@ static int train(struct run *run, struct error *err)
         log_clear_bar(&run->log);
         say_how_to_go_on(run);
     }
-    if (status && (run->damaged || !alone) && run->rank == 0) {
+    if (status && (run->damaged || !alone)) {
         say_last_checkpoint(run);
     }
     return status;

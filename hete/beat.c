@@ -178,11 +178,11 @@ static bool is_stalled(struct beat *b, const struct beat_doing *own, double awak
     b->seen = b->moves;
     pthread_mutex_unlock(&b->lock);
     b->stalled_s = !moves && own->waiting == b->ranks ? b->stalled_s + awake_s : 0;
-    if (b->stalled_s < b->config.stall_s + b->ranks * b->beat_s) {
+    if (b->stalled_s < b->config.stall_s + 2 * b->ranks * b->beat_s) {
         return false;
     }
     snprintf(text, sizeof text,
-             "all %d ranks have done nothing but wait for each other for %.3g s: something between "
+             "all %d ranks have done nothing but wait for each other for %.0f s: something between "
              "them is stuck",
              b->ranks, b->stalled_s);
     tell_all(b, BEAT_GONE, text, -1);

@@ -20,9 +20,10 @@
 // node at once where it has ended, else when nothing was heard of it for silence_s. How long an
 // operation takes is never held against a rank; it is its heartbeat thread that has to answer. But
 // nobody waits for ever: if all ranks do nothing but wait for each other for stall_s, and nothing
-// moves between them, they all end. In each of these cases config.gone is called, on a thread of
-// the transport's, and after it returned, which it need not, every call that waits or comes later
-// fails with the same message. A rank that fails by itself says why first: comm_abort.
+// moves between them (of NCCL's operations only their beginnings are seen), they all end. In each
+// of these cases config.gone is called, on a thread of the transport's, and after it returned,
+// which it need not, every call that waits or comes later fails with the same message. A rank that
+// fails by itself says why first: comm_abort.
 #ifndef HETE_COMM_H
 #define HETE_COMM_H
 

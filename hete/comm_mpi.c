@@ -124,6 +124,7 @@ static int await(struct mpi *m, MPI_Request *request, const char *what, struct e
             return mpi_error(code, what, err);
         }
         if (done) {
+            beat_moves(m->beat);
             return STATUS_OK;
         }
         if (beat_failed(m->beat, err)) {

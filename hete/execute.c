@@ -847,18 +847,22 @@ void execute_release(struct executor *e)
 void execute_settle(struct executor *e)
 {
     pthread_mutex_lock(&e->mutex);
-    double patience = patience_of(e), since = clock_s();
+    double patience = patience_of(e), last = clock_s(), waited = 0;
+    bool told = false;
     for (int i = 0; i < LANES && e->held;) {
         struct lane_state *l = e->lane + i;
-        bool over = e->error.status || clock_s() - since > patience;
+        bool over = e->error.status || waited > patience;
         if ((l->running != NOWHERE || l->n_queued) && !over) {
             drive(e);
             rest(e, e->config.device ? POLL_S : 1);
+            waited += awake_since(&last, 1);
+            tell(e, only_others_work(e), &told);
             i = 0;
         } else {
             i++;
         }
     }
+    tell(e, false, &told);
     pthread_mutex_unlock(&e->mutex);
 }
 

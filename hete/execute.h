@@ -32,7 +32,7 @@ struct execute_config {
     struct device *device; // NULL: none that queues
     double watchdog_s;     // 0: 300
     uint64_t chaos;        // seed; 0: none
-    // Told by execute_wait, with a mutex held: from now on nothing but LANE_COMM works, or
+    // Told by those that wait, with a mutex held: from now on nothing but LANE_COMM works, or
     // something does again. May be NULL.
     void (*waits)(void *ctx, bool for_others);
     // Chaos only: called before an operation runs, for each access that overwrites; fills the
