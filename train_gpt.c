@@ -1712,7 +1712,8 @@ static void say_how_to_go_on(const struct run *run)
 static int train(struct run *run, struct error *err)
 {
     int status = STATUS_OK;
-    run->started = run->saved = run->step;
+    run->started = run->step;
+    run->saved = run->step;
     while (status == STATUS_OK) {
         // The others are in a step that this rank could not begin: they agree on nothing now.
         if (session_in_flight(run->session) > 0 || run->late.status) {
