@@ -54,7 +54,7 @@ struct run {
     bool planned;
     struct gpt one_block; // what is measured for the plan
     char identity[128], cache[PATH_MAX];
-    struct comm *comm;         // the other ranks; NULL unless training
+    struct comm *comm;         // the other ranks; NULL where one process does it
     size_t rank, ranks;        // rank 0 logs and writes; 0 of 1 without others
     bool stop, saves;          // what all ranks know: of a signal, of the first one's --out
     _Atomic uint64_t saved;    // step of the last checkpoint; the transport's thread reads it, too
@@ -469,19 +469,19 @@ static int write_checkpoint(struct run *run, struct error *err)
 static int save_checkpoint(struct run *run, struct error *err)
 {
     struct error later;
-    bool whole = false;
+    bool whole;
     int status;
     say_doing(run, "checkpoint of step");
     if (run->rank > 0) {
         status = stream_follow(run->session, run->comm, &whole, err);
-    } else {
-        status = write_checkpoint(run, err);
-        whole = run->saved == run->step;
-        if (run->ranks > 1 && stream_done(run->comm, whole, status ? &later : err) && !status) {
-            status = err->status;
-        }
+        run->saved = whole ? run->step : run->saved;
+        return status;
     }
-    run->saved = whole ? run->step : run->saved;
+    status = write_checkpoint(run, err);
+    whole = run->saved == run->step;
+    if (run->ranks > 1 && stream_done(run->comm, whole, status ? &later : err) && !status) {
+        status = err->status;
+    }
     return status;
 }
 

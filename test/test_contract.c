@@ -180,6 +180,18 @@ static void describe(uint64_t seed, const struct scenario *c, const struct plan 
             p->early_adam, p->speculate, p->fifo, p->barrier, p->serial_copies);
 }
 
+// Decisions for the shape, and what they take.
+static void random_plan(struct plan *plan, struct tiny_shape *shape, bool hold, uint64_t *rng)
+{
+    struct gpt gpt;
+    struct gpt_config config = tiny_config(shape);
+    gpt_open(&gpt, &config);
+    tiny_random_plan(plan, rng, &gpt.model, shape, hold);
+    plan->speculate = hold && !plan->barrier && rng_below(rng, 2);
+    shape->plan = plan;
+    shape->memory = tiny_device_bytes(shape);
+}
+
 static void test_random_plans(void **state)
 {
     const char *count = getenv("CONTRACT_PLANS");
@@ -191,16 +203,10 @@ static void test_random_plans(void **state)
         uint64_t rng = seed + (uint64_t)i;
         struct scenario c;
         struct plan plan;
-        struct gpt gpt;
         random_scenario(&c, &rng);
         struct tiny_shape shape = c.shape;
-        struct gpt_config config = tiny_config(&shape);
-        gpt_open(&gpt, &config);
-        tiny_random_plan(&plan, &rng, &gpt.model, &shape, c.hold);
-        plan.speculate = c.hold && !plan.barrier && rng_below(&rng, 2);
-        shape.plan = &plan;
+        random_plan(&plan, &shape, c.hold, &rng);
         shape.chaos = 1 + rng_below(&rng, 1000000);
-        shape.memory = tiny_device_bytes(&shape);
         describe(seed + (uint64_t)i, &c, &plan);
         struct outcome plain, planned;
         run(&c, &c.shape, &plain);
@@ -225,15 +231,10 @@ static void test_slow_rank(void **state)
     for (int i = 0; i < 2; i++) {
         struct scenario c;
         struct plan plan;
-        struct gpt gpt;
         struct tiny t;
         struct session_result result;
         random_scenario(&c, &rng);
-        struct gpt_config config = tiny_config(&c.shape);
-        gpt_open(&gpt, &config);
-        tiny_random_plan(&plan, &rng, &gpt.model, &c.shape, c.hold);
-        c.shape.plan = &plan;
-        c.shape.memory = tiny_device_bytes(&c.shape);
+        random_plan(&plan, &c.shape, c.hold, &rng);
         c.shape.watchdog_s = 3;
         tiny_open(&t, &c.shape);
         tiny_scramble(&t, 7);
